@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# Flags for building the project itself, never passed on to its users: warnings and sanitizers.
+
+# Everything that the project compiles links this target privately.
+add_library(attndrop_build_flags INTERFACE)
+
+if(ATTNDROP_DEVELOPER)
+  target_compile_options(attndrop_build_flags INTERFACE
+    -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion
+    -Wundef -Wcast-align -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+    -Wmissing-declarations)
+endif()
+
+if(ATTNDROP_SANITIZE)
+  target_compile_options(attndrop_build_flags INTERFACE
+    "-fsanitize=${ATTNDROP_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(attndrop_build_flags INTERFACE "-fsanitize=${ATTNDROP_SANITIZE}")
+endif()
