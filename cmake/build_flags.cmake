@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Flags for building the project itself, never passed on to its users: warnings and sanitizers.
-
-# Everything that the project compiles links this target privately.
 add_library(attndrop_build_flags INTERFACE)
 
 if(ATTNDROP_DEVELOPER)
