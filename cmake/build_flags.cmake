@@ -4,7 +4,7 @@ add_library(attndrop_build_flags INTERFACE)
 
 if(ATTNDROP_DEVELOPER)
   target_compile_options(attndrop_build_flags INTERFACE
-    -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion
+    -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wsign-conversion
     -Wundef -Wcast-align -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
     -Wmissing-declarations
     # clang 19 finds a deprecated function inside the std::stable_sort of g++ 12.
