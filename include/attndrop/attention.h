@@ -24,7 +24,7 @@ struct MaskBuffers {
   std::int64_t alibi_batch_stride = 0;
 };
 
-// Shapes, with rows_q = total_rows_q() and rows_k = total_rows_k():
+// Shapes, with rows_q = Problem::rows_q(), rows_k likewise:
 //   query (array_batch, num_heads, rows_q, head_dim)
 //   key (array_batch, num_kv_heads, rows_k, head_dim), value likewise with head_dim_v
 //   out (array_batch, num_heads, rows_q, head_dim_v)

@@ -11,13 +11,15 @@
 
 namespace attndrop {
 
-// A borrowed callable `void(std::int64_t task, int worker)`; it must outlive the call it is given to.
+// A borrowed callable `void(std::int64_t task, int worker)`; it must outlive the call it is given
+// to.
 class TaskBody {
  public:
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, TaskBody>)
   TaskBody(F& body) noexcept  // NOLINT(google-explicit-constructor): borrows like a reference
-      : object_(static_cast<const void*>(&body)), call_([](const void* object, std::int64_t task, int worker) {
+      : object_(static_cast<const void*>(&body)),
+        call_([](const void* object, std::int64_t task, int worker) {
           (*static_cast<F*>(const_cast<void*>(object)))(task, worker);
         }) {}
 

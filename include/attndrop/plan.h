@@ -30,7 +30,8 @@ class ATTNDROP_EXPORT Plan {
 
   // Scratch that a call takes with so many workers.
   [[nodiscard]] std::size_t ForwardScratchBytes(int num_workers) const noexcept;
-  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers, bool grad_attn_mask) const noexcept;
+  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers,
+                                                 bool grad_attn_mask) const noexcept;
 
  private:
   explicit Plan(Problem problem) : problem_(std::move(problem)) {}

@@ -67,10 +67,10 @@ struct RaggedLengths {
 };
 
 // The whole sequence lengths that a shard is a part of.
-struct WholeLengths {
+struct TotalLengths {
   std::int64_t seqlen_q = 0;
   std::int64_t seqlen_k = 0;
-  friend bool operator==(const WholeLengths&, const WholeLengths&) = default;
+  friend bool operator==(const TotalLengths&, const TotalLengths&) = default;
 };
 
 // How programs that allocate arrays for a problem lay them out (benchmarks, tests). The computation
@@ -96,7 +96,7 @@ struct ProblemArgs {
   std::optional<RaggedLengths> ragged;  // sets batch, seqlen_q and seqlen_k (the longest)
   DropoutConfig dropout;
   Coord origin;                       // where this shard starts in the whole problem
-  std::optional<WholeLengths> whole;  // default: origin + lengths
+  std::optional<TotalLengths> total;  // whole lengths; default: origin + lengths
   Layout layout = Layout::kBhsd;
 };
 
@@ -108,9 +108,12 @@ struct Sequence {
   std::int64_t seqlen_k = 0;
   std::int64_t origin_q = 0;  // global index of its first query here
   std::int64_t origin_k = 0;
-  std::int64_t whole_k = 0;  // keys of the whole sequence
+  std::int64_t total_k = 0;  // keys of the whole sequence
   std::int64_t shift = 0;    // query i (global) stands at key i + shift
 };
+
+// 1/sqrt(head_dim), and 1 for head_dim 0, whose logits are 0 anyway.
+[[nodiscard]] ATTNDROP_EXPORT double DefaultScale(std::int64_t head_dim) noexcept;
 
 class ATTNDROP_EXPORT Problem {
  public:
@@ -138,6 +141,8 @@ class ATTNDROP_EXPORT Problem {
   [[nodiscard]] Stage stage() const noexcept { return args_.dropout.stage; }
   [[nodiscard]] const EmptyRowPolicy& empty_row() const noexcept { return args_.dropout.empty_row; }
   [[nodiscard]] const Coord& origin() const noexcept { return args_.origin; }
+  // The lengths of the whole sequence; of a ragged batch, those of the longest.
+  [[nodiscard]] const TotalLengths& total() const noexcept { return *args_.total; }
   [[nodiscard]] Layout layout() const noexcept { return args_.layout; }
 
   [[nodiscard]] const Scheme& scheme() const noexcept { return *scheme_; }
@@ -149,12 +154,14 @@ class ATTNDROP_EXPORT Problem {
   [[nodiscard]] double keep_prob() const noexcept {
     return static_cast<double>(keep_q32_) / 4294967296.0;
   }
-  [[nodiscard]] bool drops_nothing() const noexcept { return keep_q32_ == (std::uint64_t{1} << 32); }
+  [[nodiscard]] bool drops_nothing() const noexcept {
+    return keep_q32_ == (std::uint64_t{1} << 32);
+  }
   [[nodiscard]] bool drops_everything() const noexcept { return keep_q32_ == 0; }
 
   // Rows of the arrays: seqlen_q and seqlen_k, or the sum over a ragged batch.
-  [[nodiscard]] std::int64_t total_rows_q() const noexcept;
-  [[nodiscard]] std::int64_t total_rows_k() const noexcept;
+  [[nodiscard]] std::int64_t rows_q() const noexcept;
+  [[nodiscard]] std::int64_t rows_k() const noexcept;
   // First index of the arrays: the batch, or 1 for a ragged batch.
   [[nodiscard]] std::int64_t array_batch() const noexcept {
     return is_ragged() ? 1 : args_.shape.batch;

@@ -7,17 +7,18 @@
 
 #include "attndrop/attention.h"
 #include "attndrop/problem.h"
+
 #include "core/visibility.h"
 #include "rng/field.h"
 
 namespace attndrop {
 
 struct RowState {
-  std::uint32_t attempt = 0;      // whose field the row reads
-  std::int64_t forced_key = -1;   // global key kept whatever the field says; -1: none
-  bool keep_all = false;          // every visible key is kept
-  double factor = 1.0;            // of a kept weight at stage weights
-  double forced_factor = 1.0;     // of forced_key
+  std::uint32_t attempt = 0;     // whose field the row reads
+  std::int64_t forced_key = -1;  // global key kept whatever the field says; -1: none
+  bool keep_all = false;         // every visible key is kept
+  double factor = 1.0;           // of a kept weight at stage weights
+  double forced_factor = 1.0;    // of forced_key
 };
 
 // One row of a problem: indices local, and what follows from them.
@@ -35,9 +36,13 @@ struct Row {
 // that walking along a row costs a quarter of a draw a key. One per thread.
 class KeepField {
  public:
-  explicit KeepField(const Problem& problem) noexcept;
+  explicit KeepField(const Problem& problem) noexcept
+      : KeepField(problem, problem.dropout().offset) {}
+  // As if the problem had this offset: another call under the same seed.
+  KeepField(const Problem& problem, std::uint64_t offset) noexcept;
 
-  // The field bit at a weight; attempt as in section 5. drops_nothing: true; drops_everything: false.
+  // The field bit at a weight; attempt as in section 5. drops_nothing: true; drops_everything:
+  // false.
   [[nodiscard]] bool Bit(const Coord& at, std::uint32_t attempt) noexcept;
   [[nodiscard]] std::uint32_t ForcedWord(const Coord& row) const noexcept;
   [[nodiscard]] FieldPoint PointOf(const Coord& at) const noexcept;
@@ -54,7 +59,8 @@ class KeepField {
   bool has_cached_nibble_ = false;
 };
 
-[[nodiscard]] Coord GlobalCoord(const Problem& problem, const Row& row, std::int64_t global_key) noexcept;
+[[nodiscard]] Coord GlobalCoord(const Problem& problem, const Row& row,
+                                std::int64_t global_key) noexcept;
 
 // n: keys of the whole row that it sees.
 [[nodiscard]] std::int64_t CountVisible(const Row& row, const MaskReader& mask) noexcept;

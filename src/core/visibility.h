@@ -14,7 +14,9 @@ namespace attndrop {
 struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  [[nodiscard]] std::int64_t size() const noexcept { return std::max<std::int64_t>(0, end - begin); }
+  [[nodiscard]] std::int64_t size() const noexcept {
+    return std::max<std::int64_t>(0, end - begin);
+  }
   [[nodiscard]] bool contains(std::int64_t key) const noexcept { return begin <= key && key < end; }
 };
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "attndrop/schemes.h"
+
 #include "rng/philox.h"
 
 namespace attndrop {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// One row of attention: its logits, weights and dropout factors.
+#pragma once
+
+#include <cstdint>
+
+#include "attndrop/attention.h"
+
+#include "core/arena.h"
+#include "core/row_state.h"
+#include "core/visibility.h"
+
+namespace attndrop {
+
+// Sum of a[i] * b[i], in an order that depends on n alone.
+[[nodiscard]] double Dot(const double* a, const double* b, std::int64_t n) noexcept;
+// y[i] += a * x[i]
+void AddScaled(double a, const double* x, double* y, std::int64_t n) noexcept;
+
+// Copies one head's rows [first_row, first_row + rows) to dense doubles [rows][cols].
+struct HeadRows {
+  std::int64_t batch = 0;  // of the arrays
+  std::int64_t head = 0;
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+};
+void LoadRows(DType dtype, const Strided<const void>& array, const HeadRows& which,
+              std::int64_t cols, double* dense) noexcept;
+void StoreRows(DType dtype, const double* dense, const HeadRows& which, std::int64_t cols,
+               const Strided<void>& array) noexcept;
+void FillRows(DType dtype, double value, const HeadRows& which, std::int64_t cols,
+              const Strided<void>& array) noexcept;
+
+// Rows of the arrays that belong to a sequence of a ragged batch but are not used by it.
+[[nodiscard]] HeadRows UnusedRowsQ(const Problem& problem, const Sequence& sequence,
+                                   std::int64_t batch, std::int64_t head) noexcept;
+[[nodiscard]] HeadRows UnusedRowsK(const Problem& problem, const Sequence& sequence,
+                                   std::int64_t batch, std::int64_t head) noexcept;
+
+// A row's numbers; arrays are indexed by local key - row.local.begin.
+struct RowNumbers {
+  double* weights = nullptr;           // (A3), 0 where a key takes no part
+  double* factors = nullptr;           // keep * factor, 0 where dropped or not visible
+  std::uint8_t* takes_part = nullptr;  // in the softmax: visible, and at stage logits kept
+  double logsumexp = 0.0;              // (A2) or (A5)
+};
+
+class RowSoftmax {
+ public:
+  // Takes its arrays (linear in seqlen_k) from the arena.
+  RowSoftmax(const Problem& problem, const MaskBuffers& mask, Arena& arena) noexcept;
+
+  // query: [head_dim]; key: [seqlen_k][head_dim] of the row's key/value head.
+  void Compute(const Row& row, const double* query, const double* key);
+  [[nodiscard]] const RowNumbers& numbers() const noexcept { return numbers_; }
+
+ private:
+  void ComputeLogits(const Row& row, const double* query, const double* key);
+  void Normalise(std::int64_t count) noexcept;
+
+  const Problem& problem_;
+  MaskReader mask_;
+  KeepField field_;
+  RowNumbers numbers_;
+};
+
+}  // namespace attndrop
