@@ -18,11 +18,11 @@ struct AnalyzeOptions {
   std::int64_t batch = 0;
   std::int64_t head = 0;  // query head
   // Shapes as in ForwardBuffers. Null query and key: the weights are uniform over the visible keys.
-  Strided<const void> query;
-  Strided<const void> key;
+  Strided<const void> query{};
+  Strided<const void> key{};
   // Null: no statistics of the outputs.
-  Strided<const void> value;
-  MaskBuffers mask;
+  Strided<const void> value{};
+  MaskBuffers mask{};
 };
 
 // The row sum is sum_j f_ij w_ij, the sum of the weights after dropout; w is the softmax without
@@ -72,16 +72,16 @@ struct Check {
 
 struct RowChecks {
   std::int64_t row = 0;
-  Check p_zero;
-  Check inclusion;
-  Check mean_row_sum;
-  Check var_row_sum;
+  Check p_zero{};
+  Check inclusion{};
+  Check mean_row_sum{};
+  Check var_row_sum{};
 };
 
 struct SimulationCheck {
   std::int64_t draws = 0;
   std::vector<RowChecks> rows;
-  Check expected_zero_rows;
+  Check expected_zero_rows{};
   std::vector<Check> out_mean;  // (rows, head_dim_v), empty without value
   std::vector<Check> out_var;
   double max_abs_z = 0.0;  // over all figures that have a score
