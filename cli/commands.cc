@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of subcommands.
+#include "cli/command.h"
+
+namespace attndrop::cli {
+
+CommandList MakeCommands() {
+  CommandList commands;
+  commands.push_back(MakeForwardCommand());
+  commands.push_back(MakeBackwardCommand());
+  commands.push_back(MakeMaskCommand());
+  commands.push_back(MakeSchemesCommand());
+  commands.push_back(MakeRngCommand());
+  return commands;
+}
+
+}  // namespace attndrop::cli
