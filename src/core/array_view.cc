@@ -3,7 +3,9 @@
 #include "core/array_view.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <limits>
+
+#include "core/arena.h"
 
 namespace attndrop {
 namespace {
@@ -16,17 +18,45 @@ bool MultiplyTo(std::int64_t& product, std::int64_t value) noexcept {
   return !__builtin_mul_overflow(product, value, &product);
 }
 
+// |value|, that of the smallest number included.
+std::size_t Magnitude(std::int64_t value) noexcept {
+  const auto bits = static_cast<std::size_t>(value);
+  return value < 0 ? std::size_t{0} - bits : bits;
+}
+
 struct Axis {
-  std::int64_t stride = 0;  // its size, whatever its sign
-  std::int64_t size = 0;
+  std::size_t stride = 0;  // its magnitude; 0 for an axis of length 1, whose stride is not used
+  std::size_t size = 0;
+
+  // How far its indices lie apart at most; the largest number stands for everything beyond.
+  [[nodiscard]] std::size_t reach() const noexcept {
+    std::size_t product = 0;
+    return __builtin_mul_overflow(stride, size - 1, &product)
+               ? std::numeric_limits<std::size_t>::max()
+               : product;
+  }
 };
 
-std::array<Axis, 4> AxesByStride(const std::array<std::int64_t, 4>& strides,
-                                 const std::array<std::int64_t, 4>& sizes) noexcept {
-  std::array<Axis, 4> axes;
-  for (std::size_t i = 0; i < axes.size(); ++i) axes[i] = {std::abs(strides[i]), sizes[i]};
+using Axes = std::array<Axis, 4>;
+
+void SortByStride(Axes& axes) noexcept {
   std::sort(axes.begin(), axes.end(),
             [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+}
+
+Axis MakeAxis(const ArrayView& view, std::size_t axis) noexcept {
+  const auto size = static_cast<std::size_t>(view.sizes[axis]);
+  return {size <= 1 ? 0 : Magnitude(view.strides[axis]), size};
+}
+
+// The axes that two views have in common; nothing when they step differently along one of them.
+std::optional<Axes> CommonAxes(const ArrayView& a, const ArrayView& b) noexcept {
+  Axes axes;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    if (a.sizes[i] > 1 && b.sizes[i] > 1 && a.strides[i] != b.strides[i]) return std::nullopt;
+    axes[i] = MakeAxis(a.sizes[i] >= b.sizes[i] ? a : b, i);
+  }
+  SortByStride(axes);
   return axes;
 }
 
@@ -54,35 +84,37 @@ std::optional<ByteRange> BytesOf(const ArrayView& view) noexcept {
 
 bool OverlapsItself(const ArrayView& view) noexcept {
   // Each axis must step over all that the ones with smaller strides reach.
-  std::int64_t reach = 0;
-  for (const auto& [stride, size] : AxesByStride(view.strides, view.sizes)) {
-    if (size <= 1) continue;
-    if (stride <= reach) return true;
-    reach += stride * (size - 1);
+  Axes axes;
+  for (std::size_t i = 0; i < axes.size(); ++i) axes[i] = MakeAxis(view, i);
+  SortByStride(axes);
+  std::size_t reach = 0;
+  for (const Axis& axis : axes) {
+    if (axis.size <= 1) continue;
+    if (axis.stride <= reach) return true;
+    reach = SaturatingSum(reach, axis.reach());
   }
   return false;
 }
 
 bool Interleaved(const ArrayView& a, const ArrayView& b) noexcept {
-  if (a.strides != b.strides || a.element_bytes != b.element_bytes) return false;
-  const std::int64_t bytes =
-      reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
-  const auto element = static_cast<std::int64_t>(a.element_bytes);
-  if (bytes % element != 0) return false;
-  const std::int64_t distance = std::abs(bytes / element);
-  std::array<std::int64_t, 4> sizes{};
-  for (std::size_t axis = 0; axis < sizes.size(); ++axis) {
-    sizes[axis] = std::max(a.sizes[axis], b.sizes[axis]);
-  }
+  const std::optional<Axes> axes = CommonAxes(a, b);
+  if (!axes || a.element_bytes != b.element_bytes) return false;
+  const auto first = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto second = reinterpret_cast<std::uintptr_t>(b.data);
+  const std::size_t bytes = std::max(first, second) - std::min(first, second);
+  if (bytes % a.element_bytes != 0) return false;
+  const std::size_t distance = bytes / a.element_bytes;
   // Index differences along the axes with strides up to the distance reach less than it, and those
   // along the others, if any, more than the two together.
-  std::int64_t small_reach = 0;
-  std::int64_t large_reach = 0;
-  for (const auto& [stride, size] : AxesByStride(a.strides, sizes)) {
-    if (size <= 1) continue;
-    const bool is_small = stride <= distance;
-    if (!is_small && stride - large_reach <= distance + small_reach) return false;
-    (is_small ? small_reach : large_reach) += stride * (size - 1);
+  std::size_t small_reach = 0;
+  std::size_t large_reach = 0;
+  for (const Axis& axis : *axes) {
+    if (axis.size <= 1) continue;
+    const bool is_small = axis.stride <= distance;
+    const std::size_t covered = SaturatingSum(large_reach, SaturatingSum(distance, small_reach));
+    if (!is_small && axis.stride <= covered) return false;
+    std::size_t& reach = is_small ? small_reach : large_reach;
+    reach = SaturatingSum(reach, axis.reach());
   }
   return distance > small_reach;
 }

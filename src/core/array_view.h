@@ -39,8 +39,8 @@ struct ByteRange {
 [[nodiscard]] bool OverlapsItself(const ArrayView& view) noexcept;
 
 // Proves that two views share no element although their byte ranges meet: slices of one array, such
-// as query and key inside a packed projection, have equal strides and lie a distance apart that no
-// index difference makes up. False means "not proven".
+// as query and key inside a packed projection, step equally along every axis that both have and lie
+// a distance apart that no index difference makes up. False means "not proven". Views not empty.
 [[nodiscard]] bool Interleaved(const ArrayView& a, const ArrayView& b) noexcept;
 
 // The arrays of a problem.

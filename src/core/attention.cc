@@ -2,14 +2,35 @@
 // Entry points: check the buffers, take the scratch, run the plan's path.
 #include "attndrop/attention.h"
 
+#include "core/array_view.h"
 #include "core/buffer_checks.h"
 #include "reference/reference.h"
 
 namespace attndrop {
+namespace {
+
+bool IsWanted(const Problem& problem, Role role, const Strided<void>& array) noexcept {
+  return array.data != nullptr && !MakeView(problem, role, {}, array).is_empty();
+}
+
+// Calls that have no number to write end at once: their other sizes may be anything.
+bool WritesNothing(const Problem& problem, const ForwardBuffers& buffers) noexcept {
+  return !IsWanted(problem, Role::kOut, buffers.out) &&
+         !IsWanted(problem, Role::kLogsumexp, buffers.logsumexp);
+}
+bool WritesNothing(const Problem& problem, const BackwardBuffers& buffers) noexcept {
+  return !IsWanted(problem, Role::kQuery, buffers.grad_query) &&
+         !IsWanted(problem, Role::kKey, buffers.grad_key) &&
+         !IsWanted(problem, Role::kValue, buffers.grad_value) &&
+         !IsWanted(problem, Role::kAttnMask, buffers.grad_attn_mask);
+}
+
+}  // namespace
 
 Status Forward(const Plan& plan, const ForwardBuffers& buffers, Executor& executor,
                Scratch& scratch) {
   Status status = CheckForwardBuffers(plan.problem(), buffers);
+  if (status.ok() && WritesNothing(plan.problem(), buffers)) return status;
   if (status.ok()) status = scratch.Reserve(plan.ForwardScratchBytes(executor.num_workers()));
   if (!status.ok()) return status;
   ReferenceForward(plan.problem(), buffers, executor, scratch.data());
@@ -19,6 +40,7 @@ Status Forward(const Plan& plan, const ForwardBuffers& buffers, Executor& execut
 Status Backward(const Plan& plan, const BackwardBuffers& buffers, Executor& executor,
                 Scratch& scratch) {
   Status status = CheckBackwardBuffers(plan.problem(), buffers);
+  if (status.ok() && WritesNothing(plan.problem(), buffers)) return status;
   const bool grad_attn_mask = buffers.grad_attn_mask.data != nullptr;
   if (status.ok()) {
     status = scratch.Reserve(plan.BackwardScratchBytes(executor.num_workers(), grad_attn_mask));

@@ -2,6 +2,7 @@
 // The refusals of Forward, Backward and KeepMask.
 #include "core/buffer_checks.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -116,7 +117,12 @@ bool IsBias(double value) noexcept { return !std::isnan(value) && value < HUGE_V
 Status CheckFloatMask(const Problem& problem, const MaskBuffers& buffers) {
   const ArrayView view = MakeView(problem, Role::kAttnMask, "attn_mask", buffers.attn_mask);
   std::array<std::int64_t, 4> at{};
-  const auto& [batches, heads, rows, cols] = view.sizes;
+  std::array<std::int64_t, 4> sizes = view.sizes;
+  for (std::size_t axis = 0; axis < sizes.size(); ++axis) {
+    // One number seen many times is read once.
+    if (view.strides[axis] == 0) sizes[axis] = std::min<std::int64_t>(sizes[axis], 1);
+  }
+  const auto& [batches, heads, rows, cols] = sizes;
   for (at[0] = 0; at[0] < batches; ++at[0]) {
     for (at[1] = 0; at[1] < heads; ++at[1]) {
       for (at[2] = 0; at[2] < rows; ++at[2]) {
@@ -137,13 +143,9 @@ Status CheckFloatMask(const Problem& problem, const MaskBuffers& buffers) {
 
 Status CheckSlopes(const Problem& problem, const MaskBuffers& buffers) {
   const AttentionShape& shape = problem.shape();
-  if (shape.batch == 0 || shape.num_heads == 0) return Status::Ok();
-  if (buffers.alibi_slopes == nullptr) {
-    return Status::InvalidArgument(
-        "alibi_slopes is a null pointer; pass one slope for each of the " +
-        FormatNumber(shape.num_heads) + " query heads");
-  }
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+  const std::int64_t batches =
+      buffers.alibi_batch_stride == 0 ? std::min<std::int64_t>(shape.batch, 1) : shape.batch;
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
     for (std::int64_t head = 0; head < shape.num_heads; ++head) {
       const float slope = buffers.alibi_slopes[batch * buffers.alibi_batch_stride + head];
       if (std::isfinite(slope)) continue;
@@ -155,9 +157,16 @@ Status CheckSlopes(const Problem& problem, const MaskBuffers& buffers) {
   return Status::Ok();
 }
 
-void AddAttnMask(const Problem& problem, const MaskBuffers& mask, BufferSet& set) {
-  if (problem.attn_mask().kind == MaskKind::kNone) return;
-  set.AddInput(MakeView(problem, Role::kAttnMask, "attn_mask", mask.attn_mask));
+void AddMask(const Problem& problem, const MaskBuffers& mask, BufferSet& set) {
+  if (problem.attn_mask().kind != MaskKind::kNone) {
+    set.AddInput(MakeView(problem, Role::kAttnMask, "attn_mask", mask.attn_mask));
+  }
+  if (!problem.alibi()) return;
+  set.AddInput({.name = "alibi_slopes",
+                .data = mask.alibi_slopes,
+                .element_bytes = sizeof(float),
+                .sizes = {problem.shape().batch, problem.shape().num_heads, 1, 1},
+                .strides = {mask.alibi_batch_stride, 1, 0, 0}});
 }
 
 Status CheckUnusedMask(const Problem& problem, const MaskBuffers& mask) {
@@ -183,7 +192,7 @@ void AddQueryKeyValue(const Problem& problem, const Buffers& buffers, BufferSet&
   set.AddInput(MakeView(problem, Role::kQuery, "query", buffers.query));
   set.AddInput(MakeView(problem, Role::kKey, "key", buffers.key));
   set.AddInput(MakeView(problem, Role::kValue, "value", buffers.value));
-  AddAttnMask(problem, buffers.mask, set);
+  AddMask(problem, buffers.mask, set);
 }
 
 Status CheckAll(const Problem& problem, const MaskBuffers& mask, const BufferSet& set) {
@@ -224,7 +233,7 @@ Status CheckBackwardBuffers(const Problem& problem, const BackwardBuffers& buffe
 
 Status CheckMaskBuffers(const Problem& problem, const MaskBuffers& mask) {
   BufferSet set;
-  AddAttnMask(problem, mask, set);
+  AddMask(problem, mask, set);
   return CheckAll(problem, mask, set);
 }
 
@@ -237,7 +246,7 @@ Status CheckKeepMaskBuffers(const Problem& problem, const KeepMaskBuffers& buffe
                  .strides = {0, 0, shape.seqlen_k, 1}};
   const bool too_large = __builtin_mul_overflow(shape.seqlen_q, shape.seqlen_k, &keep.strides[1]) ||
                          __builtin_mul_overflow(keep.strides[1], shape.num_heads, &keep.strides[0]);
-  if (too_large) {
+  if (too_large && !keep.is_empty()) {
     return Status::InvalidArgument("keep of shape " + ShapeText(keep) +
                                    " has more than 2^63 elements; ask for single weights instead");
   }
@@ -246,7 +255,7 @@ Status CheckKeepMaskBuffers(const Problem& problem, const KeepMaskBuffers& buffe
   factors.data = buffers.factors;
   factors.element_bytes = sizeof(double);
   BufferSet set;
-  AddAttnMask(problem, buffers.mask, set);
+  AddMask(problem, buffers.mask, set);
   set.AddOutput(keep);
   set.AddOptionalOutput(factors);
   return CheckAll(problem, buffers.mask, set);

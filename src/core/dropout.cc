@@ -67,7 +67,7 @@ Result<EmptyRowPolicy> ParseEmptyRow(std::string_view text) {
   if (text == "undropped") return EmptyRowPolicy{EmptyRow::kUndropped};
   if (text.starts_with(kAttemptsPrefix)) return ParseAttempts(text);
   return Status::InvalidArgument("empty_row \"" + std::string(text) + "\" is unknown" +
-                                 Suggestion(text, kPolicyNames));
+                                 Suggestion(text.substr(0, text.find(':')), kPolicyNames));
 }
 
 }  // namespace attndrop

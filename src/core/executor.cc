@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,13 +13,13 @@ namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
 
-// A thread running `body`, or none where the system has no more to give.
+// A thread running `body`, or none where the system has no thread or no memory left for it.
 template <class F>
 bool TryStart(std::vector<std::thread>& threads, F body) {
 #if defined(__cpp_exceptions)
   try {
     threads.emplace_back(body);
-  } catch (const std::system_error&) {
+  } catch (...) {
     return false;
   }
 #else

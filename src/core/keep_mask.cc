@@ -30,8 +30,11 @@ void WriteRow(const Problem& problem, const Row& row, const MaskReader& mask, Ke
 
 Status CheckIndex(std::string_view name, std::int64_t index, std::int64_t size) {
   if (index >= 0 && index < size) return Status::Ok();
+  const std::string got = ", got " + std::string(name) + " index " + FormatNumber(index);
+  if (size == 0) return Status::InvalidArgument("a problem of size 0 has no weights" + got);
   return Status::InvalidArgument(std::string(name) + " index must be in 0 .. " +
-                                 FormatNumber(size - 1) + ", got " + FormatNumber(index));
+                                 FormatNumber(size - 1) + " (indices count inside this problem)" +
+                                 got);
 }
 
 Status CheckCell(const AttentionShape& shape, const LocalIndex& at) {

@@ -58,14 +58,36 @@ Status CheckWindowSide(std::string_view side, std::int64_t value) {
                                  FormatNumber(value));
 }
 
+template <class Enum>
+Status CheckEnum(std::string_view name, Enum value, Enum last) {
+  if (value <= last) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) +
+                                 " must be one of its enumerators (numbers 0 .. " +
+                                 FormatNumber(static_cast<int>(last)) + "), got number " +
+                                 FormatNumber(static_cast<int>(value)));
+}
+
+Status CheckEnums(const ProblemArgs& args) {
+  Status status = CheckEnum("dtype", args.dtype, DType::kFloat16);
+  if (status.ok()) {
+    status = CheckEnum("causal_align", args.causal_align, CausalAlign::kBottomRight);
+  }
+  if (status.ok()) status = CheckEnum("attn_mask kind", args.attn_mask.kind, MaskKind::kFloat);
+  if (status.ok()) status = CheckEnum("attn_mask dtype", args.attn_mask.dtype, DType::kFloat16);
+  if (status.ok()) status = CheckEnum("stage", args.dropout.stage, Stage::kLogits);
+  if (status.ok()) {
+    status = CheckEnum("empty_row", args.dropout.empty_row.kind, EmptyRow::kUndropped);
+  }
+  return status.ok() ? CheckEnum("layout", args.layout, Layout::kReversed) : status;
+}
+
 // One axis of a shard: origin + length within total, total within the coordinates.
 Status CheckAxis(std::string_view name, std::int64_t origin, std::int64_t length,
                  std::int64_t total) {
   const std::int64_t end = origin + length;
   if (end > kMaxCoordinate) {
     return Status::InvalidArgument("origin " + std::string(name) +
-                                   " + its length must be at most "
-                                   "2^32, got " +
+                                   " + its length must be at most 2^32, got " +
                                    FormatNumber(origin) + " + " + FormatNumber(length) + " = " +
                                    FormatNumber(end) + "; coordinates of the mask are 32-bit");
   }
@@ -135,13 +157,13 @@ Status CheckRagged(const RaggedLengths& ragged) {
 }
 
 Status CheckValues(const ProblemArgs& args) {
-  Status status = CheckWindowSide("left", args.window.left);
+  Status status = CheckEnums(args);
+  if (status.ok()) status = CheckWindowSide("left", args.window.left);
   if (status.ok()) status = CheckWindowSide("right", args.window.right);
   if (!status.ok()) return status;
   if (args.scale && !std::isfinite(*args.scale)) {
     return Status::InvalidArgument(
-        "scale must be a finite number (0 and negative ones are allowed)"
-        ", got " +
+        "scale must be a finite number (0 and negative ones are allowed), got " +
         FormatNumber(*args.scale) + "; leave it out for 1/sqrt(head_dim)");
   }
   const double p = args.dropout.dropout_p;
@@ -188,8 +210,8 @@ Status CheckLegality(const Problem& problem) {
     return Status::InvalidArgument(
         "empty_row " + policy_name + " draws one row again, and with scheme \"" +
         std::string(scheme.name) +
-        "\" other weights share that row's draws; use empty_row "
-        "keep_self, keep_first or undropped, or scheme element or shared");
+        "\" other rows share its draws; use empty_row keep_self, keep_first or undropped, or "
+        "scheme element or shared");
   }
   if (problem.drops_everything() && policy.kind != EmptyRow::kZero) {
     return Status::InvalidArgument(

@@ -14,7 +14,7 @@ inline constexpr std::int64_t kMaxCoordinate = std::int64_t{1} << 32;
 [[nodiscard]] Status CheckShape(const AttentionShape& shape);
 // cu_seqlens and used lengths.
 [[nodiscard]] Status CheckRagged(const RaggedLengths& ragged);
-// window, scale, dropout_p, attempts: values that are wrong on their own.
+// Enumerators, window, scale, dropout_p, attempts: values that are wrong on their own.
 [[nodiscard]] Status CheckValues(const ProblemArgs& args);
 // origin and total lengths against the shape.
 [[nodiscard]] Status CheckShard(const ProblemArgs& args);

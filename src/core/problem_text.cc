@@ -210,8 +210,10 @@ bool Matches(const Word& word, std::string_view text) {
 Status UnknownWord(std::string_view text) {
   std::vector<std::string_view> names{"f64", "f32", "bf16", "f16"};
   for (const Word& word : kWords) names.push_back(word.name);
+  const std::size_t equals = text.find('=');
+  const std::string_view name = text.substr(0, equals == text.npos ? equals : equals + 1);
   return Status::InvalidArgument("problem word " + Quoted(text) + " is unknown" +
-                                 Suggestion(text.substr(0, text.find('=') + 1), names));
+                                 Suggestion(name, names));
 }
 
 Status ReadWord(std::string_view text, ProblemArgs& args, std::vector<std::string_view>& seen) {

@@ -50,7 +50,7 @@ std::string_view NearestName(std::string_view text, std::span<const std::string_
   // Longer texts are no typing mistakes, and the distance costs their product.
   constexpr std::size_t kLongestName = 64;
   std::string_view nearest;
-  if (text.size() > kLongestName) return nearest;
+  if (text.empty() || text.size() > kLongestName) return nearest;
   std::size_t fewest = text.size() / 3 + 1;
   for (const std::string_view name : names) {
     const std::size_t distance = EditDistance(text, name);

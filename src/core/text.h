@@ -46,7 +46,8 @@ template <class Range>
 // "a, b, c"
 [[nodiscard]] std::string JoinNames(std::span<const std::string_view> names);
 
-// The name with the fewest edits from `text`; empty when none is near (more than a third of it).
+// The name with the fewest edits from `text`; empty when that takes more than one edit and one more
+// for every three letters.
 [[nodiscard]] std::string_view NearestName(std::string_view text,
                                            std::span<const std::string_view> names);
 

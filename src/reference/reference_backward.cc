@@ -190,7 +190,7 @@ void ReferenceBackward(const Problem& problem, const BackwardBuffers& buffers, E
       mask_sums != nullptr && !(problem.attn_mask().per_batch && problem.attn_mask().per_head);
   SerialExecutor serial;
   Executor& chosen = shares_sums ? static_cast<Executor&>(serial) : executor;
-  chosen.Run(shape.batch * shape.num_kv_heads, run);
+  chosen.Run(SaturatingProduct(shape.batch, shape.num_kv_heads), run);
   if (mask_sums != nullptr) StoreMask(problem, mask_sums, buffers.grad_attn_mask);
 }
 
