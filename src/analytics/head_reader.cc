@@ -158,16 +158,39 @@ bool MayBeNaN(const RowContent& content) noexcept {
          content.logits.end();
 }
 
+// Positions of the keys, those of one site behind one another.
+std::vector<std::size_t> OrderBySite(const RowContent& content) {
+  std::vector<std::size_t> order(content.keys.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (std::is_sorted(content.site.begin(), content.site.end())) return order;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(content.site[a], a) < std::pair(content.site[b], b);
+  });
+  return order;
+}
+
+// One pass over the values for all columns: a_j = w_j value_jc.
 std::vector<Moments> WeightsStageMoments(const RowContent& content, const HeadReader& reader) {
-  std::vector<Moments> result(Index(reader.dims()));
-  std::vector<double> a(content.keys.size());
-  std::vector<double> site_sum;
-  for (std::size_t c = 0; c < result.size(); ++c) {
-    for (std::size_t j = 0; j < a.size(); ++j) {
-      a[j] = content.weights[j] * reader.Value(content.keys[j])[c];
+  std::vector<SiteSums> sums(Index(reader.dims()));
+  std::vector<double> site_sum(sums.size(), 0.0);
+  const std::vector<std::size_t> order = OrderBySite(content);
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const std::size_t j = order[k];
+    const double weight = content.weights[j];
+    const std::span<const double> value = reader.Value(content.keys[j]);
+    const bool is_forced = static_cast<std::int64_t>(j) == content.forced;
+    for (std::size_t c = 0; c < sums.size(); ++c) {
+      (is_forced ? sums[c].forced : site_sum[c]) += weight * value[c];
     }
-    result[c] = LinearMoments(content.law, SumSites(content, a, site_sum));
+    const bool is_last = k + 1 == order.size() || content.site[order[k + 1]] != content.site[j];
+    if (!is_last) continue;
+    for (std::size_t c = 0; c < sums.size(); ++c) {
+      sums[c].Add(site_sum[c]);
+      site_sum[c] = 0.0;
+    }
   }
+  std::vector<Moments> result;
+  for (const SiteSums& sum : sums) result.push_back(LinearMoments(content.law, sum));
   return result;
 }
 

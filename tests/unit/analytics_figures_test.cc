@@ -75,6 +75,37 @@ TEST(UniformRows, FirstFourRowsAtOneHalf) {
   EXPECT_NEAR(redraw.rows[3].inclusion, 8.0 / 15.0, 1e-15);
 }
 
+// What docs/math and docs/guide/choosing.md print, as they round it.
+TEST(NumbersOfThePages, StandardDeviationsAtOneHalf) {
+  struct Line {
+    const char* policy;
+    double deviations[4];
+  };
+  const Line lines[] = {
+      {"zero", {1.0, 0.707, 0.577, 0.5}},       {"keep_one", {0.0, 0.346, 0.428, 0.436}},
+      {"redraw", {0.0, 0.354, 0.408, 0.415}},   {"keep_self", {0.0, 0.5, 0.471, 0.433}},
+      {"keep_first", {0.0, 0.5, 0.471, 0.433}}, {"undropped", {0.333, 0.346, 0.390, 0.403}}};
+  for (const Line& line : lines) {
+    const HeadAnalysis analysis =
+        Figures(std::string("b1 h1 q4 k4 d8 f32 causal p=0.5 empty_row=") + line.policy);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_NEAR(std::sqrt(analysis.rows[i].var_row_sum), line.deviations[i], 0.0005)
+          << line.policy << " row " << i;
+    }
+  }
+}
+
+TEST(NumbersOfThePages, ExpectedZeroRowsOfLongHeads) {
+  const std::string line = "b1 h1 q1024 k1024 d8 f32 causal p=";
+  EXPECT_NEAR(Figures(line + "0.1").expected_zero_rows, 0.111, 0.0005);
+  EXPECT_NEAR(Figures(line + "0.5").expected_zero_rows, 1.0, 0.0005);
+  EXPECT_NEAR(Figures(line + "0.1 scheme=query").expected_zero_rows, 102.4, 0.05);
+  EXPECT_NEAR(Figures(line + "0.1 scheme=head").expected_zero_rows, 102.4, 0.05);
+  const HeadAnalysis block = Figures(line + "0.1 scheme=block");
+  EXPECT_NEAR(block.expected_zero_rows, 7.11, 0.005);
+  EXPECT_NEAR(block.rows[1023].var_row_sum, 0.00694, 0.000005);
+}
+
 constexpr int kChoose[4][4] = {{1, 0, 0, 0}, {1, 1, 0, 0}, {1, 2, 1, 0}, {1, 3, 3, 1}};
 
 // Variances of the row sum of n equal weights, where `kept` keys are kept by C(n, kept) masks.
