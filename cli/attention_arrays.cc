@@ -2,6 +2,7 @@
 // Shapes that must fit together, said with both shapes in full; result arrays.
 #include "cli/attention_arrays.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -148,11 +149,16 @@ Result<ResultArray> ResultArray::Make(std::string flag, NpyType type,
 }
 
 Strided<void> ResultArray::view() const {
-  if (shape_.size() == 3) {
-    Strided<void> rows = Dense<void>(data_.get(), shape_[1], shape_[2], 1);
-    return rows;
-  }
-  return Dense<void>(data_.get(), shape_[1], shape_[2], shape_[3]);
+  const std::vector<std::int64_t> padded = [this] {
+    std::vector<std::int64_t> lengths(4 - std::min<std::size_t>(4, shape_.size()), 1);
+    lengths.insert(lengths.end(), shape_.begin(), shape_.end());
+    return lengths;
+  }();
+  return Dense<void>(data_.get(), padded[1], padded[2], padded[3]);
+}
+
+Strided<void> ResultArray::row_view() const {
+  return Dense<void>(data_.get(), shape_[1], shape_[2], 1);
 }
 
 OutputArray ResultArray::output() const {
@@ -168,11 +174,15 @@ Status AddResult(const OutputSet& outputs, const Flag& flag, NpyType type,
   return {};
 }
 
+const ResultArray* FindResult(const Flag& flag, const std::vector<ResultArray>& results) {
+  const auto found = std::ranges::find_if(
+      results, [&flag](const ResultArray& result) { return result.flag() == flag.name; });
+  return found == results.end() ? nullptr : &*found;
+}
+
 Strided<void> ViewFor(const Flag& flag, const std::vector<ResultArray>& results) {
-  for (const ResultArray& result : results) {
-    if (result.output().flag == flag.name) return result.view();
-  }
-  return {};
+  const ResultArray* result = FindResult(flag, results);
+  return result == nullptr ? Strided<void>{} : result->view();
 }
 
 Status WriteResults(const OutputSet& outputs, const std::vector<ResultArray>& results) {

@@ -49,12 +49,16 @@ struct AttentionArrays {
 // A rank-4 array as a view.
 [[nodiscard]] Strided<const void> ViewOf(const NpyArray& array);
 
-// An array of results, zero at first. Rank 3 (logsumexp) and 4.
+// An array of results, zero at first, of at most four axes.
 class ResultArray {
  public:
   [[nodiscard]] static Result<ResultArray> Make(std::string flag, NpyType type,
                                                 std::vector<std::int64_t> shape);
+  [[nodiscard]] const std::string& flag() const noexcept { return flag_; }
+  // Leading axes that are missing have length 1, as NumPy broadcasts.
   [[nodiscard]] Strided<void> view() const;
+  // Of (batch, heads, rows): one number a row.
+  [[nodiscard]] Strided<void> row_view() const;
   [[nodiscard]] OutputArray output() const;
   [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
 
@@ -71,7 +75,9 @@ class ResultArray {
 [[nodiscard]] Status AddResult(const OutputSet& outputs, const Flag& flag, NpyType type,
                                std::vector<std::int64_t> shape, std::vector<ResultArray>& results);
 
-// The view of the result that `flag` names; null data when there is none.
+// The result that `flag` names, nullptr or a view without data when there is none.
+[[nodiscard]] const ResultArray* FindResult(const Flag& flag,
+                                            const std::vector<ResultArray>& results);
 [[nodiscard]] Strided<void> ViewFor(const Flag& flag, const std::vector<ResultArray>& results);
 
 [[nodiscard]] Status WriteResults(const OutputSet& outputs,

@@ -91,12 +91,14 @@ class ForwardCommand final : public Command {
         !added.ok()) {
       return added;
     }
-    const ForwardBuffers buffers{.query = ViewOf(arrays.query),
-                                 .key = ViewOf(arrays.key),
-                                 .value = ViewOf(arrays.value),
-                                 .mask = loaded.mask_buffers(),
-                                 .out = out->view(),
-                                 .logsumexp = ViewFor(logsumexp_, results)};
+    const ResultArray* logsumexp = FindResult(logsumexp_, results);
+    const ForwardBuffers buffers{
+        .query = ViewOf(arrays.query),
+        .key = ViewOf(arrays.key),
+        .value = ViewOf(arrays.value),
+        .mask = loaded.mask_buffers(),
+        .out = out->view(),
+        .logsumexp = logsumexp == nullptr ? Strided<void>{} : logsumexp->row_view()};
     const Result<Plan> plan = Plan::Make(problem);
     if (!plan.ok()) return plan.status();
     Result<ThreadExecutor> threads = MakeExecutor(run_flags_);

@@ -130,6 +130,11 @@ Status CheckDataSize(const NpyHeader& header, std::uint64_t file_size, const std
 
 ByteSource::~ByteSource() = default;
 
+Status MemorySource::Read(std::uint64_t offset, std::span<std::byte> into) {
+  std::ranges::copy(bytes_.subspan(offset, into.size()), into.begin());
+  return {};
+}
+
 std::size_t SizeOf(NpyType type) noexcept {
   switch (type) {
     case NpyType::kFloat64:

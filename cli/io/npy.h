@@ -74,6 +74,17 @@ class ByteSource {
   [[nodiscard]] virtual Status Read(std::uint64_t offset, std::span<std::byte> into) = 0;
 };
 
+// Bytes in memory, borrowed.
+class MemorySource final : public ByteSource {
+ public:
+  explicit MemorySource(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  [[nodiscard]] std::uint64_t size() const noexcept override { return bytes_.size(); }
+  [[nodiscard]] Status Read(std::uint64_t offset, std::span<std::byte> into) override;
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
 inline constexpr std::uint64_t kMaxNpyHeaderBytes = 1U << 20;
 
 // `name` goes into the messages.

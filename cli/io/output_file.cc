@@ -152,7 +152,7 @@ Status CheckFolder(const std::string& flag, const std::string& path) {
     return Status::InvalidArgument(
         fmt::format("{} {}: there is no folder {}; create it first", flag, path, folder.string()));
   }
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     return Status::Internal(fmt::format("{} {}: cannot be written: folder {}: {}", flag, path,
                                         folder.string(), std::strerror(errno)));
   }
