@@ -67,11 +67,11 @@ SimulationCheck Simulate(const DropoutConfig& drawn, const DropoutConfig& assume
   return *check;
 }
 
-class SimulationTest : public ::testing::TestWithParam<std::tuple<const char*, Stage>> {};
+class SimulationTest : public ::testing::TestWithParam<std::tuple<std::string, Stage>> {};
 
 TEST_P(SimulationTest, EveryFigureIsWithinFiveStandardErrors) {
   const auto& [scheme, stage] = GetParam();
-  const bool own_draws = std::string(scheme) == "element" || std::string(scheme) == "shared";
+  const bool own_draws = FindScheme(scheme.substr(0, scheme.find(':')))->info.row_redraw;
   for (const char* policy :
        {"zero", "keep_one", "redraw", "keep_self", "keep_first", "undropped"}) {
     Result<EmptyRowPolicy> empty_row = ParseEmptyRow(policy);
@@ -91,16 +91,23 @@ TEST_P(SimulationTest, EveryFigureIsWithinFiveStandardErrors) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EverySchemeAndStage, SimulationTest,
-    ::testing::Combine(::testing::Values("element", "shared", "key", "word", "query", "head",
-                                         "block:block_q=2,block_k=3", "symmetric"),
-                       ::testing::Values(Stage::kWeights, Stage::kLogits)),
-    [](const auto& parameter) {
-      const std::string scheme = std::get<0>(parameter.param);
-      return scheme.substr(0, scheme.find(':')) + "_" +
-             std::string(StageName(std::get<1>(parameter.param)));
-    });
+// Every registered scheme, and small patches: the default ones are larger than these rows.
+std::vector<std::string> SchemeTexts() {
+  std::vector<std::string> texts = {"block:block_q=2,block_k=3"};
+  for (const Scheme& scheme : Schemes()) texts.emplace_back(scheme.info.name);
+  return texts;
+}
+
+INSTANTIATE_TEST_SUITE_P(EverySchemeAndStage, SimulationTest,
+                         ::testing::Combine(::testing::ValuesIn(SchemeTexts()),
+                                            ::testing::Values(Stage::kWeights, Stage::kLogits)),
+                         [](const auto& parameter) {
+                           const std::string scheme = std::get<0>(parameter.param);
+                           const std::size_t colon = scheme.find(':');
+                           return scheme.substr(0, colon) +
+                                  (colon == std::string::npos ? "_" : "_small_") +
+                                  std::string(StageName(std::get<1>(parameter.param)));
+                         });
 
 // Figures of something else than what is drawn must not pass.
 TEST(SimulationControl, WrongRateFails) {
