@@ -18,7 +18,7 @@ namespace attndrop {
 struct MaskBuffers {
   // uint8 or a float type, as Problem::attn_mask() says; a broadcast axis has length 1 there and
   // its stride is not used. A ragged batch indexes it inside each sequence.
-  Strided<const void> attn_mask;
+  Strided<const void> attn_mask{};
   // ALiBi slopes, one per query head: slopes[batch * alibi_batch_stride + head].
   const float* alibi_slopes = nullptr;
   std::int64_t alibi_batch_stride = 0;
@@ -32,12 +32,12 @@ struct MaskBuffers {
 //   may be null. Rows that no sequence of a ragged batch uses become zero, with logsumexp -inf.
 // Outputs must not overlap one another or an input.
 struct ForwardBuffers {
-  Strided<const void> query;
-  Strided<const void> key;
-  Strided<const void> value;
-  MaskBuffers mask;
-  Strided<void> out;
-  Strided<void> logsumexp;  // col_stride is not used
+  Strided<const void> query{};
+  Strided<const void> key{};
+  Strided<const void> value{};
+  MaskBuffers mask{};
+  Strided<void> out{};
+  Strided<void> logsumexp{};  // col_stride is not used
 };
 
 // grad_* have the shapes of their inputs. Null data means "not wanted" for any of the outputs.
@@ -45,18 +45,18 @@ struct ForwardBuffers {
 // reference path computes them again in double precision in any case. grad_logsumexp (null: zero)
 // has the shape and type of logsumexp. grad_attn_mask has the form and dtype of a float attn_mask.
 struct BackwardBuffers {
-  Strided<const void> query;
-  Strided<const void> key;
-  Strided<const void> value;
-  MaskBuffers mask;
-  Strided<const void> out;
-  Strided<const void> logsumexp;
-  Strided<const void> grad_out;
-  Strided<const void> grad_logsumexp;
-  Strided<void> grad_query;
-  Strided<void> grad_key;
-  Strided<void> grad_value;
-  Strided<void> grad_attn_mask;
+  Strided<const void> query{};
+  Strided<const void> key{};
+  Strided<const void> value{};
+  MaskBuffers mask{};
+  Strided<const void> out{};
+  Strided<const void> logsumexp{};
+  Strided<const void> grad_out{};
+  Strided<const void> grad_logsumexp{};
+  Strided<void> grad_query{};
+  Strided<void> grad_key{};
+  Strided<void> grad_value{};
+  Strided<void> grad_attn_mask{};
 };
 
 // out = sum_j f_j w_j value_j (docs/math/attention.md, (A4)). On an error nothing has been written.
@@ -71,7 +71,7 @@ struct BackwardBuffers {
 // 1 = visible and kept. Cells that a query cannot see, and the padding of a ragged batch, are 0.
 // factors (null: not wanted), same shape: the factor of each weight at stage weights.
 struct KeepMaskBuffers {
-  MaskBuffers mask;
+  MaskBuffers mask{};
   std::uint8_t* keep = nullptr;
   double* factors = nullptr;
 };

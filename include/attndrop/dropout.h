@@ -66,7 +66,7 @@ struct DropoutConfig {
   double dropout_p = 0.0;          // probability of dropping, in [0, 1]
   std::string scheme = "element";  // NAME[:param=value,...], see Schemes()
   Stage stage = Stage::kWeights;
-  EmptyRowPolicy empty_row;
+  EmptyRowPolicy empty_row{};
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;  // one per call under a seed: another offset, another mask
   bool training = true;      // false: nothing is drawn, nothing dropped

@@ -4,40 +4,65 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "attndrop/export.h"
 #include "attndrop/problem.h"
 #include "attndrop/status.h"
+#include "attndrop/target.h"
 
 namespace attndrop {
 
 enum class Path : std::uint8_t {
-  kReference,  // double precision, row by row, memory linear in the sequence length
+  kReference,  // double precision, row by row
+  kFused,      // tile kernels in float32
 };
 
 [[nodiscard]] ATTNDROP_EXPORT std::string_view PathName(Path path) noexcept;
 
+// What a caller may force; by default the plan takes the fastest path that serves the problem.
+struct PlanOptions {
+  std::optional<Path> path{};
+  std::optional<Target> target{};  // fused path only; default: the widest that this machine has
+};
+
+// Tiles of the fused path. Results do not depend on them beyond rounding; masks not at all.
+struct TileShape {
+  std::int64_t blocks_per_task = 1;  // blocks of 64 queries that share each tile of keys (forward)
+  std::int64_t forward_keys = 256;
+  std::int64_t backward_keys = 128;
+};
+
 class ATTNDROP_EXPORT Plan {
  public:
-  [[nodiscard]] static Result<Plan> Make(const Problem& problem);
+  // Errors: kUnsupported when a forced path or target cannot serve the problem or the machine.
+  [[nodiscard]] static Result<Plan> Make(const Problem& problem, const PlanOptions& options = {});
 
   [[nodiscard]] const Problem& problem() const noexcept { return problem_; }
   [[nodiscard]] Path path() const noexcept { return path_; }
   // One sentence: why this path.
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
+  // Meaningful on the fused path.
+  [[nodiscard]] Target target() const noexcept { return target_; }
+  [[nodiscard]] const TileShape& tiles() const noexcept { return tiles_; }
 
   // Scratch that a call takes with so many workers.
   [[nodiscard]] std::size_t ForwardScratchBytes(int num_workers) const noexcept;
-  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers,
-                                                 bool grad_attn_mask) const noexcept;
+  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers, bool grad_attn_mask) const noexcept;
+
+  // Several lines for people: path, reason, target, tiles, scratch.
+  [[nodiscard]] std::string ToString() const;
 
  private:
   explicit Plan(Problem problem) : problem_(std::move(problem)) {}
 
   Problem problem_;
   Path path_ = Path::kReference;
+  Target target_ = Target::kSse4;
+  TileShape tiles_;
   std::string reason_;
 };
 

@@ -59,10 +59,10 @@ struct MaskForm {
 // Sequences of different lengths behind one another along the rows of one array. Sequence s owns
 // rows cu_seqlens[s] .. cu_seqlens[s+1]; of these it uses the first used[s] (empty: all).
 struct RaggedLengths {
-  std::vector<std::int64_t> cu_seqlens_q;  // batch + 1 entries, from 0, not decreasing
-  std::vector<std::int64_t> cu_seqlens_k;
-  std::vector<std::int64_t> used_q;  // batch entries or none
-  std::vector<std::int64_t> used_k;
+  std::vector<std::int64_t> cu_seqlens_q{};  // batch + 1 entries, from 0, not decreasing
+  std::vector<std::int64_t> cu_seqlens_k{};
+  std::vector<std::int64_t> used_q{};  // batch entries or none
+  std::vector<std::int64_t> used_k{};
   friend bool operator==(const RaggedLengths&, const RaggedLengths&) = default;
 };
 
@@ -85,18 +85,18 @@ enum class Layout : std::uint8_t {
 
 // What a caller has; nothing here is trusted.
 struct ProblemArgs {
-  AttentionShape shape;
+  AttentionShape shape{};
   DType dtype = DType::kFloat32;
   bool is_causal = false;
   CausalAlign causal_align = CausalAlign::kTopLeft;
-  Window window;
-  std::optional<double> scale;  // default 1/sqrt(head_dim); 1 for head_dim 0
-  MaskForm attn_mask;
+  Window window{};
+  std::optional<double> scale{};  // default 1/sqrt(head_dim); 1 for head_dim 0
+  MaskForm attn_mask{};
   bool alibi = false;  // bias -slope[head] * |i + shift - j|; the slopes are an input of the call
-  std::optional<RaggedLengths> ragged;  // sets batch, seqlen_q and seqlen_k (the longest)
-  DropoutConfig dropout;
-  Coord origin;                       // where this shard starts in the whole problem
-  std::optional<TotalLengths> total;  // whole lengths; default: origin + lengths
+  std::optional<RaggedLengths> ragged{};  // sets batch, seqlen_q and seqlen_k (the longest)
+  DropoutConfig dropout{};
+  Coord origin{};                       // where this shard starts in the whole problem
+  std::optional<TotalLengths> total{};  // whole lengths; default: origin + lengths
   Layout layout = Layout::kBhsd;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/arena.h"
 
@@ -24,40 +25,39 @@ std::size_t Magnitude(std::int64_t value) noexcept {
   return value < 0 ? std::size_t{0} - bits : bits;
 }
 
-struct Axis {
-  std::size_t stride = 0;  // its magnitude; 0 for an axis of length 1, whose stride is not used
-  std::size_t size = 0;
+// stride * (size - 1): how far the indices of an axis lie apart at most; the largest number stands
+// for everything beyond.
+std::size_t Reach(std::size_t stride, std::int64_t size) noexcept {
+  std::size_t product = 0;
+  return __builtin_mul_overflow(stride, static_cast<std::size_t>(size - 1), &product)
+             ? std::numeric_limits<std::size_t>::max()
+             : product;
+}
 
-  // How far its indices lie apart at most; the largest number stands for everything beyond.
-  [[nodiscard]] std::size_t reach() const noexcept {
-    std::size_t product = 0;
-    return __builtin_mul_overflow(stride, size - 1, &product)
-               ? std::numeric_limits<std::size_t>::max()
-               : product;
-  }
+// How far the elements of two views can lie apart along one axis: an element of the first up to
+// `ahead` above one of the second, or up to `behind` below it.
+struct AxisPair {
+  std::size_t stride = 0;  // magnitude
+  std::size_t ahead = 0;
+  std::size_t behind = 0;
 };
 
-using Axes = std::array<Axis, 4>;
-
-void SortByStride(Axes& axes) noexcept {
-  std::sort(axes.begin(), axes.end(),
-            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
-}
-
-Axis MakeAxis(const ArrayView& view, std::size_t axis) noexcept {
-  const auto size = static_cast<std::size_t>(view.sizes[axis]);
-  return {size <= 1 ? 0 : Magnitude(view.strides[axis]), size};
-}
-
-// The axes that two views have in common; nothing when they step differently along one of them.
-std::optional<Axes> CommonAxes(const ArrayView& a, const ArrayView& b) noexcept {
-  Axes axes;
-  for (std::size_t i = 0; i < axes.size(); ++i) {
+// By stride; nothing when the views step differently along an axis that both have. The stride of an
+// axis of length 1 is not used and may be anything.
+std::optional<std::array<AxisPair, 4>> PairAxes(const ArrayView& a, const ArrayView& b) noexcept {
+  std::array<AxisPair, 4> pairs;
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
     if (a.sizes[i] > 1 && b.sizes[i] > 1 && a.strides[i] != b.strides[i]) return std::nullopt;
-    axes[i] = MakeAxis(a.sizes[i] >= b.sizes[i] ? a : b, i);
+    const std::int64_t stride = a.sizes[i] > 1 ? a.strides[i] : b.strides[i];
+    AxisPair& pair = pairs[i];
+    pair.stride = Magnitude(stride);
+    pair.ahead = Reach(pair.stride, a.sizes[i]);
+    pair.behind = Reach(pair.stride, b.sizes[i]);
+    if (stride < 0) std::swap(pair.ahead, pair.behind);
   }
-  SortByStride(axes);
-  return axes;
+  std::sort(pairs.begin(), pairs.end(),
+            [](const AxisPair& x, const AxisPair& y) { return x.stride < y.stride; });
+  return pairs;
 }
 
 }  // namespace
@@ -84,39 +84,43 @@ std::optional<ByteRange> BytesOf(const ArrayView& view) noexcept {
 
 bool OverlapsItself(const ArrayView& view) noexcept {
   // Each axis must step over all that the ones with smaller strides reach.
-  Axes axes;
-  for (std::size_t i = 0; i < axes.size(); ++i) axes[i] = MakeAxis(view, i);
-  SortByStride(axes);
+  const auto pairs = PairAxes(view, view);
   std::size_t reach = 0;
-  for (const Axis& axis : axes) {
-    if (axis.size <= 1) continue;
+  for (const AxisPair& axis : *pairs) {
+    if (axis.ahead == 0 && axis.stride != 0) continue;  // of length 1
     if (axis.stride <= reach) return true;
-    reach = SaturatingSum(reach, axis.reach());
+    reach = SaturatingSum(reach, axis.ahead);
   }
   return false;
 }
 
+// An element of the lower view a and one of b are the same where the differences along all axes sum
+// to the distance D of their data. Axes with strides up to D sum to at most `ahead` and at least
+// -`behind`, so with D > ahead the other axes would have to sum to something positive, at most
+// D + behind. Their smallest positive sums are a stride less what smaller ones among them take back.
 bool Interleaved(const ArrayView& a, const ArrayView& b) noexcept {
-  const std::optional<Axes> axes = CommonAxes(a, b);
-  if (!axes || a.element_bytes != b.element_bytes) return false;
   const auto first = reinterpret_cast<std::uintptr_t>(a.data);
   const auto second = reinterpret_cast<std::uintptr_t>(b.data);
-  const std::size_t bytes = std::max(first, second) - std::min(first, second);
-  if (bytes % a.element_bytes != 0) return false;
-  const std::size_t distance = bytes / a.element_bytes;
-  // Index differences along the axes with strides up to the distance reach less than it, and those
-  // along the others, if any, more than the two together.
-  std::size_t small_reach = 0;
-  std::size_t large_reach = 0;
-  for (const Axis& axis : *axes) {
-    if (axis.size <= 1) continue;
-    const bool is_small = axis.stride <= distance;
-    const std::size_t covered = SaturatingSum(large_reach, SaturatingSum(distance, small_reach));
-    if (!is_small && axis.stride <= covered) return false;
-    std::size_t& reach = is_small ? small_reach : large_reach;
-    reach = SaturatingSum(reach, axis.reach());
+  if (first > second) return Interleaved(b, a);
+  const auto pairs = PairAxes(a, b);
+  if (!pairs || a.element_bytes != b.element_bytes) return false;
+  if ((second - first) % a.element_bytes != 0) return false;
+  const std::size_t distance = (second - first) / a.element_bytes;
+  std::size_t ahead = 0;
+  std::size_t behind = 0;
+  std::size_t far_ahead = 0;  // of the axes with strides above the distance
+  std::size_t far_behind = 0;
+  for (const AxisPair& axis : *pairs) {
+    const bool is_near = axis.stride <= distance;
+    const std::size_t covered = SaturatingSum(SaturatingSum(distance, behind), far_behind);
+    if (!is_near && axis.ahead != 0 && axis.stride <= covered) return false;
+    if (!is_near && axis.behind != 0 && axis.stride < far_ahead) return false;
+    std::size_t& forwards = is_near ? ahead : far_ahead;
+    std::size_t& backwards = is_near ? behind : far_behind;
+    forwards = SaturatingSum(forwards, axis.ahead);
+    backwards = SaturatingSum(backwards, axis.behind);
   }
-  return distance > small_reach;
+  return distance > ahead;
 }
 
 std::array<std::int64_t, 4> ShapeOf(const Problem& problem, Role role) noexcept {

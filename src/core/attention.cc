@@ -4,6 +4,7 @@
 
 #include "core/array_view.h"
 #include "core/buffer_checks.h"
+#include "kernels/fused.h"
 #include "reference/reference.h"
 
 namespace attndrop {
@@ -33,7 +34,11 @@ Status Forward(const Plan& plan, const ForwardBuffers& buffers, Executor& execut
   if (status.ok() && WritesNothing(plan.problem(), buffers)) return status;
   if (status.ok()) status = scratch.Reserve(plan.ForwardScratchBytes(executor.num_workers()));
   if (!status.ok()) return status;
-  ReferenceForward(plan.problem(), buffers, executor, scratch.data());
+  if (plan.path() == Path::kFused) {
+    FusedForward(plan.problem(), MakeTiling(plan), buffers, executor, scratch.data());
+  } else {
+    ReferenceForward(plan.problem(), buffers, executor, scratch.data());
+  }
   return Status::Ok();
 }
 
@@ -46,7 +51,11 @@ Status Backward(const Plan& plan, const BackwardBuffers& buffers, Executor& exec
     status = scratch.Reserve(plan.BackwardScratchBytes(executor.num_workers(), grad_attn_mask));
   }
   if (!status.ok()) return status;
-  ReferenceBackward(plan.problem(), buffers, executor, scratch.data());
+  if (plan.path() == Path::kFused && !grad_attn_mask) {
+    FusedBackward(plan.problem(), MakeTiling(plan), buffers, executor, scratch.data());
+  } else {
+    ReferenceBackward(plan.problem(), buffers, executor, scratch.data());
+  }
   return Status::Ok();
 }
 

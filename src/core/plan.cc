@@ -1,31 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choice of the path, and the memory that it takes.
+// Choice of the path and its tiles, and the memory that they take.
 #include "attndrop/plan.h"
 
+#include <algorithm>
+
+#include "core/text.h"
+#include "kernels/fused.h"
 #include "reference/reference.h"
 
 namespace attndrop {
+namespace {
+
+constexpr std::int64_t kMaxFusedHeadDim = 512;
+// Keys and values of a head beyond this do not stay in a core's cache between two blocks of
+// queries; then several blocks share each tile that is read.
+constexpr std::int64_t kCacheBytes = std::int64_t{512} << 10;
+
+// Why the fused path cannot serve a problem; empty when it can.
+std::string WhyNotFused(const Problem& problem) {
+  const AttentionShape& shape = problem.shape();
+  if (problem.dtype() == DType::kFloat64) {
+    return "float64 is computed by the reference path, in double precision";
+  }
+  if (std::max(shape.head_dim, shape.head_dim_v) > kMaxFusedHeadDim) {
+    return "the tile kernels take head_dim up to " + FormatNumber(kMaxFusedHeadDim) + ", got " +
+           FormatNumber(std::max(shape.head_dim, shape.head_dim_v));
+  }
+  if (shape.head_dim == 0) return "head_dim 0 has no products to tile";
+  return {};
+}
+
+TileShape ChooseTiles(const Problem& problem) {
+  const AttentionShape& shape = problem.shape();
+  const std::int64_t bytes = 4 * shape.seqlen_k * (shape.head_dim + shape.head_dim_v);
+  TileShape tiles;
+  for (std::int64_t limit = kCacheBytes; bytes > limit && tiles.blocks_per_task < kMaxBlocksPerTask;
+       limit *= 2) {
+    tiles.blocks_per_task *= 2;
+  }
+  return tiles;
+}
+
+Result<Target> ChooseTarget(const PlanOptions& options) {
+  const std::vector<Target> supported = SupportedTargets();
+  if (!options.target) {
+    if (!supported.empty()) return supported.back();
+    return Status::Unsupported(
+        "this machine has none of the instruction sets that the tile kernels were built for; use "
+        "the reference path");
+  }
+  if (std::find(supported.begin(), supported.end(), *options.target) != supported.end()) {
+    return *options.target;
+  }
+  std::vector<std::string_view> names;
+  for (const Target target : supported) names.push_back(TargetName(target));
+  return Status::Unsupported("target " + std::string(TargetName(*options.target)) +
+                             " is not supported by this machine or build; supported: " +
+                             (names.empty() ? "none" : JoinNames(names)));
+}
+
+}  // namespace
 
 std::string_view PathName(Path path) noexcept {
   switch (path) {
-    case Path::kReference:
-      return "reference";
+    case Path::kReference: return "reference";
+    case Path::kFused: return "fused";
   }
   return "unknown";
 }
 
-Result<Plan> Plan::Make(const Problem& problem) {
+Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   Plan plan(problem);
-  plan.reason_ = "the reference path computes every problem in double precision";
+  if (options.path.value_or(Path::kReference) == Path::kReference) {
+    plan.reason_ = "the reference path was asked for";
+    return plan;
+  }
+  const bool forced = options.path.has_value();
+  plan.reason_ = WhyNotFused(problem);
+  if (!plan.reason_.empty()) {
+    if (forced) return Status::Unsupported("the fused path cannot serve this problem: " + plan.reason_);
+    return plan;
+  }
+  Result<Target> target = ChooseTarget(options);
+  if (!target.ok()) {
+    if (forced || options.target) return target.status();
+    plan.reason_ = target.status().message();
+    return plan;
+  }
+  plan.path_ = Path::kFused;
+  plan.target_ = *target;
+  plan.tiles_ = ChooseTiles(problem);
+  plan.reason_ = forced ? "the fused path was asked for" : "the tile kernels serve this problem";
   return plan;
 }
 
 std::size_t Plan::ForwardScratchBytes(int num_workers) const noexcept {
-  return ReferenceForwardScratchBytes(problem_, num_workers);
+  if (path_ == Path::kReference) return ReferenceForwardScratchBytes(problem_, num_workers);
+  return FusedForwardScratchBytes(problem_, MakeTiling(*this), num_workers);
 }
 
 std::size_t Plan::BackwardScratchBytes(int num_workers, bool grad_attn_mask) const noexcept {
-  return ReferenceBackwardScratchBytes(problem_, num_workers, grad_attn_mask);
+  if (path_ == Path::kReference || grad_attn_mask) {
+    return ReferenceBackwardScratchBytes(problem_, num_workers, grad_attn_mask);
+  }
+  return FusedBackwardScratchBytes(problem_, MakeTiling(*this), num_workers);
+}
+
+std::string Plan::ToString() const {
+  std::string text = "path: " + std::string(PathName(path_)) + "\nreason: " + reason_;
+  if (path_ == Path::kFused) {
+    text += "\ntarget: " + std::string(TargetName(target_)) +
+            "\nforward tiles: " + FormatNumber(tiles_.blocks_per_task) + " x 64 queries by " +
+            FormatNumber(tiles_.forward_keys) + " keys\nbackward tiles: 64 queries by " +
+            FormatNumber(tiles_.backward_keys) + " keys";
+  }
+  text += "\nscratch, one worker: forward " + FormatNumber(ForwardScratchBytes(1)) +
+          " bytes, backward " + FormatNumber(BackwardScratchBytes(1, false)) + " bytes";
+  return text;
 }
 
 }  // namespace attndrop

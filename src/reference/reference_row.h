@@ -7,6 +7,7 @@
 #include "attndrop/attention.h"
 
 #include "core/arena.h"
+#include "core/head_rows.h"
 #include "core/row_state.h"
 #include "core/visibility.h"
 
@@ -16,26 +17,6 @@ namespace attndrop {
 [[nodiscard]] double Dot(const double* a, const double* b, std::int64_t n) noexcept;
 // y[i] += a * x[i]
 void AddScaled(double a, const double* x, double* y, std::int64_t n) noexcept;
-
-// Copies one head's rows [first_row, first_row + rows) to dense doubles [rows][cols].
-struct HeadRows {
-  std::int64_t batch = 0;  // of the arrays
-  std::int64_t head = 0;
-  std::int64_t first_row = 0;
-  std::int64_t rows = 0;
-};
-void LoadRows(DType dtype, const Strided<const void>& array, const HeadRows& which,
-              std::int64_t cols, double* dense) noexcept;
-void StoreRows(DType dtype, const double* dense, const HeadRows& which, std::int64_t cols,
-               const Strided<void>& array) noexcept;
-void FillRows(DType dtype, double value, const HeadRows& which, std::int64_t cols,
-              const Strided<void>& array) noexcept;
-
-// Rows of the arrays that belong to a sequence of a ragged batch but are not used by it.
-[[nodiscard]] HeadRows UnusedRowsQ(const Problem& problem, const Sequence& sequence,
-                                   std::int64_t batch, std::int64_t head) noexcept;
-[[nodiscard]] HeadRows UnusedRowsK(const Problem& problem, const Sequence& sequence,
-                                   std::int64_t batch, std::int64_t head) noexcept;
 
 // A row's numbers; arrays are indexed by local key - row.local.begin.
 struct RowNumbers {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of the caller's arrays as float32, read in place where they are that already.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attndrop/dtype.h"
+#include "attndrop/strided.h"
+#include "kernels/kernels.h"
+
+namespace attndrop {
+
+// One head of an input: row r, column c is element first + r * row_stride + c * col_stride.
+class HeadReader {
+ public:
+  HeadReader(DType dtype, const Strided<const void>& array, std::int64_t batch, std::int64_t head,
+             std::int64_t first_row) noexcept
+      : dtype_(dtype),
+        data_(array.data),
+        first_(batch * array.batch_stride + head * array.head_stride +
+               first_row * array.row_stride),
+        row_stride_(array.row_stride),
+        col_stride_(array.col_stride) {}
+
+  // Rows can be read in place.
+  [[nodiscard]] bool in_place() const noexcept {
+    return dtype_ == DType::kFloat32 && col_stride_ == 1;
+  }
+
+  // Rows row .. row+count-1 with adjacent columns; in place, or copied to buffer [count][cols].
+  [[nodiscard]] TileRows Rows(std::int64_t row, std::size_t count, std::size_t cols,
+                              float* buffer) const noexcept;
+  // As Rows, always copied, with zeros in columns cols .. padded-1: buffer [count][padded].
+  void CopyPadded(std::int64_t row, std::size_t count, std::size_t cols, std::size_t padded,
+                  float* buffer) const noexcept;
+
+ private:
+  DType dtype_;
+  const void* data_;
+  std::int64_t first_;
+  std::int64_t row_stride_;
+  std::int64_t col_stride_;
+};
+
+// One head of an output.
+class HeadWriter {
+ public:
+  HeadWriter(DType dtype, const Strided<void>& array, std::int64_t batch, std::int64_t head,
+             std::int64_t first_row) noexcept
+      : dtype_(dtype),
+        data_(array.data),
+        first_(batch * array.batch_stride + head * array.head_stride +
+               first_row * array.row_stride),
+        row_stride_(array.row_stride),
+        col_stride_(array.col_stride) {}
+
+  [[nodiscard]] bool wanted() const noexcept { return data_ != nullptr; }
+  // Rounds rows [count][cols] (stride elements apart) once to the dtype.
+  void Write(std::int64_t row, std::size_t count, std::size_t cols, const float* rows,
+             std::size_t stride) const noexcept;
+  // Where row `row` begins, when rows can be written in place; else null.
+  [[nodiscard]] float* InPlace(std::int64_t row) const noexcept;
+  [[nodiscard]] std::size_t row_stride() const noexcept {
+    return static_cast<std::size_t>(row_stride_);
+  }
+
+ private:
+  DType dtype_;
+  void* data_;
+  std::int64_t first_;
+  std::int64_t row_stride_;
+  std::int64_t col_stride_;
+};
+
+}  // namespace attndrop

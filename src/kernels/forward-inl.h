@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward, one tile of keys for one block of queries, the online softmax of docs/math/attention.md:
+//   1. logits^T = key . query^T            (logits, in units of log2)
+//   2. bias, masks, largest logit so far   (mask_logits; only where a tile has any)
+//   3. weights = exp2(logits - largest), their sum over the tile; then 0 where dropped (weights)
+//   4. out^T = out^T * exp2(old largest - new) + value^T . weights               (accumulate)
+// Each tile's sums start from zero and are folded in, so that the error of a long sequence grows
+// with its tiles, not with its keys.
+
+// Per-target include guard
+#if defined(ATTNDROP_KERNELS_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNDROP_KERNELS_FORWARD_INL_H_
+#undef ATTNDROP_KERNELS_FORWARD_INL_H_
+#else
+#define ATTNDROP_KERNELS_FORWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cfloat>
+
+#include "hwy/highway.h"
+#include "kernels/kernels.h"
+#include "kernels/lanes-inl.h"
+#include "kernels/product-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attndrop {
+namespace HWY_NAMESPACE {
+
+// Calls f.template operator()<C>(first lane) for panels of C vectors that cover `width` lanes.
+template <class F>
+HWY_INLINE void ForEachPanel(std::size_t width, const F& f) {
+  constexpr std::size_t kPanel = static_cast<std::size_t>(kPanelVectors) * kLanes;
+  std::size_t lane = 0;
+  for (; lane + kPanel <= width; lane += kPanel) f.template operator()<kPanelVectors>(lane);
+  if constexpr (kPanelVectors == 4) {
+    if (lane + 2 * kLanes <= width) {
+      f.template operator()<2>(lane);
+      lane += 2 * kLanes;
+    }
+  }
+  if (lane < width) f.template operator()<1>(lane);
+}
+
+// Rows that a panel of C vectors takes at once.
+template <int C>
+inline constexpr int kRowsFor = C == kPanelVectors ? kPanelRows : kNarrowRows;
+
+// The rows of a list in groups of R. A group beyond the end of the list repeats its last row, so
+// that no tail needs code of its own: the same numbers are computed and stored again.
+template <int R>
+struct RowGroup {
+  std::size_t rows[R];
+
+  RowGroup(const KeyList& list, std::size_t first) {
+    for (int r = 0; r < R; ++r) {
+      rows[r] = list.keys[std::min(first + static_cast<std::size_t>(r), list.count - 1)];
+    }
+  }
+};
+
+template <int R>
+HWY_INLINE void PointAtRows(const TileRows& tile, const RowGroup<R>& group,
+                            const float* (&pointers)[R]) {
+  for (int r = 0; r < R; ++r) pointers[r] = tile.data + group.rows[r] * tile.stride;
+}
+
+template <int R, int C>
+HWY_INLINE void LogitsGroup(const LogitsArgs& args, std::size_t first, std::size_t lane,
+                            VF (&largest)[C]) {
+  const DF d;
+  const RowGroup<R> group(args.list, first);
+  const float* key[R];
+  PointAtRows<R>(args.key, group, key);
+  Accumulators<R, C> acc;
+  Product<R, C>(d, args.query + lane, args.width, key, 1, args.head_dim, acc);
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) {
+    float* const row = args.logits + group.rows[r] * args.width + lane;
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      hn::StoreU(acc.v[r][c], d, row + static_cast<std::size_t>(c) * kLanes);
+      largest[c] = hn::Max(largest[c], acc.v[r][c]);
+    }
+  }
+}
+
+inline void Logits(const LogitsArgs& args) {
+  if (args.list.count == 0) return;
+  ForEachPanel(args.width, [&args]<int C>(std::size_t lane) HWY_ATTR {
+    constexpr int kRows = kRowsFor<C>;
+    const DF d;
+    VF largest[C];
+    for (int c = 0; c < C; ++c) {
+      largest[c] = hn::LoadU(d, args.largest + lane + static_cast<std::size_t>(c) * kLanes);
+    }
+    std::size_t first = 0;
+    for (; first + kRows <= args.list.count; first += kRows) {
+      LogitsGroup<kRows, C>(args, first, lane, largest);
+    }
+    for (; first < args.list.count; first += 4) LogitsGroup<4, C>(args, first, lane, largest);
+    for (int c = 0; c < C; ++c) {
+      hn::StoreU(largest[c], d, args.largest + lane + static_cast<std::size_t>(c) * kLanes);
+    }
+  });
+}
+
+inline void MaskLogits(const MaskLogitsArgs& args) {
+  const DF d;
+  const VF hidden = hn::Set(d, -FLT_MAX);
+  for (std::size_t lane = 0; lane < args.width; lane += kLanes) {
+    VF largest = hn::LoadU(d, args.largest + lane);
+    for (std::size_t i = 0; i < args.list.count; ++i) {
+      const std::size_t key = args.list.keys[i];
+      float* const place = args.logits + key * args.width + lane;
+      VF logits = hn::LoadU(d, place);
+      if (args.masks.bias != nullptr) {
+        logits = hn::Add(logits, hn::LoadU(d, args.masks.bias + key * args.width + lane));
+      }
+      if (args.masks.part != nullptr) {
+        logits = hn::IfThenElse(LaneMask(d, args.masks.part[key], lane), logits, hidden);
+      }
+      hn::StoreU(logits, d, place);
+      largest = hn::Max(largest, logits);
+    }
+    hn::StoreU(largest, d, args.largest + lane);
+  }
+}
+
+// a - b for b >= a, as an argument of Exp2: 0 where both are the same infinity, never -inf.
+HWY_INLINE VF FiniteDifference(DF d, VF a, VF b) {
+  const VF lowest = hn::Set(d, -200.0F);
+  const VF x = hn::IfThenZeroElse(hn::Eq(a, b), hn::Sub(a, b));
+  return hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+}
+
+template <bool kPart, bool kKept, bool kInfinite, int C>
+HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
+  const DF d;
+  VF largest[C];
+  VF sums[C];
+  for (int c = 0; c < C; ++c) {
+    largest[c] = hn::LoadU(d, args.largest + lane + static_cast<std::size_t>(c) * kLanes);
+    sums[c] = hn::Zero(d);
+  }
+  HWY_UNROLL(2)
+  for (std::size_t i = 0; i < args.list.count; ++i) {
+    const std::size_t key = args.list.keys[i];
+    float* const row = args.weights + key * args.width + lane;
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      const std::size_t offset = static_cast<std::size_t>(c) * kLanes;
+      const VF logits = hn::LoadU(d, row + offset);
+      VF x = hn::Sub(logits, largest[c]);
+      if constexpr (kInfinite) x = FiniteDifference(d, logits, largest[c]);
+      VF weights = Exp2(d, x);
+      if constexpr (kPart) {
+        weights = hn::IfThenElseZero(LaneMask(d, args.masks.part[key], lane + offset), weights);
+      }
+      sums[c] = hn::Add(sums[c], weights);
+      if constexpr (kKept) {
+        weights = hn::IfThenElseZero(LaneMask(d, args.masks.kept[key], lane + offset), weights);
+      }
+      hn::StoreU(weights, d, row + offset);
+    }
+  }
+  for (int c = 0; c < C; ++c) {
+    hn::StoreU(sums[c], d, args.sums + lane + static_cast<std::size_t>(c) * kLanes);
+  }
+}
+
+template <bool kPart, bool kKept, bool kInfinite>
+HWY_INLINE void WeightsTile(const WeightsArgs& args) {
+  ForEachPanel(args.width, [&args]<int C>(std::size_t lane)
+                               HWY_ATTR { WeightsPanel<kPart, kKept, kInfinite, C>(args, lane); });
+}
+
+inline void Weights(const WeightsArgs& args) {
+  const bool part = args.masks.part != nullptr;
+  const bool kept = args.masks.kept != nullptr;
+  if (args.infinite) {
+    // The rare and slow case has one form: without words, all ones.
+    return part && kept ? WeightsTile<true, true, true>(args)
+           : part       ? WeightsTile<true, false, true>(args)
+           : kept       ? WeightsTile<false, true, true>(args)
+                        : WeightsTile<false, false, true>(args);
+  }
+  return part && kept ? WeightsTile<true, true, false>(args)
+         : part       ? WeightsTile<true, false, false>(args)
+         : kept       ? WeightsTile<false, true, false>(args)
+                      : WeightsTile<false, false, false>(args);
+}
+
+inline void Fold(const FoldArgs& args) {
+  const DF d;
+  for (std::size_t lane = 0; lane < args.width; lane += kLanes) {
+    const VF fold = Exp2(d, FiniteDifference(d, hn::LoadU(d, args.old_largest + lane),
+                                             hn::LoadU(d, args.new_largest + lane)));
+    hn::StoreU(fold, d, args.fold + lane);
+    const VF sums = hn::LoadU(d, args.sums + lane);
+    hn::StoreU(hn::MulAdd(sums, fold, hn::LoadU(d, args.tile_sums + lane)), d, args.sums + lane);
+  }
+}
+
+template <int R, int C>
+HWY_INLINE void AccumulateGroup(const AccumulateArgs& args, std::size_t dim, std::size_t lane) {
+  const DF d;
+  const float* value[R];
+  const std::size_t valid = std::min<std::size_t>(R, args.head_dim - dim);
+  for (int r = 0; r < R; ++r) {
+    value[r] = args.value.data + dim + std::min(static_cast<std::size_t>(r), valid - 1);
+  }
+  Accumulators<R, C> acc;
+  const float* const weights = args.weights + lane;
+  if (args.select != nullptr) {
+    SelectedProduct<R, C>(d, weights, args.width, value, args.value.stride, args.list.keys,
+                          args.list.count, args.select, lane, acc);
+  } else if (args.list_is_all) {
+    Product<R, C>(d, weights, args.width, value, args.value.stride, args.list.count, acc);
+  } else {
+    ListedProduct<R, C>(d, weights, args.width, value, args.value.stride, args.list.keys,
+                        args.list.count, acc);
+  }
+  HWY_UNROLL(4)
+  for (int c = 0; c < C; ++c) {
+    const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
+    const VF fold = args.fold != nullptr ? hn::LoadU(d, args.fold + offset) : hn::Zero(d);
+    HWY_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      if (static_cast<std::size_t>(r) >= valid) break;
+      float* const place = args.out + (dim + static_cast<std::size_t>(r)) * args.width + offset;
+      const VF sum =
+          args.fold != nullptr ? hn::MulAdd(hn::LoadU(d, place), fold, acc.v[r][c]) : acc.v[r][c];
+      hn::StoreU(sum, d, place);
+    }
+  }
+}
+
+inline void Accumulate(const AccumulateArgs& args) {
+  ForEachPanel(args.width, [&args]<int C>(std::size_t lane) HWY_ATTR {
+    constexpr std::size_t kRows = kRowsFor<C>;
+    std::size_t dim = 0;
+    for (; dim + kRows <= args.head_dim; dim += kRows) AccumulateGroup<kRows, C>(args, dim, lane);
+    for (; dim < args.head_dim; dim += 4) AccumulateGroup<4, C>(args, dim, lane);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attndrop
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused attention: drivers that cut a problem into tiles and run the tile kernels over them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attndrop/attention.h"
+#include "kernels/kernels.h"
+
+namespace attndrop {
+
+// What the Plan decided for the fused path.
+struct Tiling {
+  const Kernels* kernels = nullptr;
+  TileShape tiles;
+};
+[[nodiscard]] inline Tiling MakeTiling(const Plan& plan) noexcept {
+  return {.kernels = KernelsFor(plan.target()), .tiles = plan.tiles()};
+}
+
+inline constexpr std::int64_t kMaxBlocksPerTask = 8;
+
+[[nodiscard]] std::size_t FusedForwardScratchBytes(const Problem& problem, const Tiling& tiling,
+                                                   int num_workers) noexcept;
+void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuffers& buffers,
+                  Executor& executor, std::byte* scratch);
+
+[[nodiscard]] std::size_t FusedBackwardScratchBytes(const Problem& problem, const Tiling& tiling,
+                                                    int num_workers) noexcept;
+void FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
+                   Executor& executor, std::byte* scratch);
+
+}  // namespace attndrop

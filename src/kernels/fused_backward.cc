@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused backward. Heads are computed in waves of one query head for each key/value head in flight.
+// A wave has three phases:
+//   prepare  one task a query block: query and grad_out into lanes, delta, row factors
+//   tiles    one task a tile of keys, which owns its rows of grad_key and grad_value and walks over
+//            the query blocks that see it; it adds to grad_query block by block, in ascending order
+//            of tiles, so that the sums do not depend on threads
+//   finish   one task a query block: grad_query back into rows
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <thread>
+
+#include "core/arena.h"
+#include "core/head_rows.h"
+#include "kernels/float_rows.h"
+#include "kernels/fused.h"
+#include "kernels/tile_words.h"
+
+namespace attndrop {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+std::int64_t RoundUp(std::int64_t x, std::int64_t multiple) noexcept {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+bool AllFinite(const float* x, std::size_t count) noexcept {
+  std::uint32_t non_finite = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(x[i]) & 0x7F800000U;
+    non_finite |= static_cast<std::uint32_t>(exponent == 0x7F800000U);
+  }
+  return non_finite == 0;
+}
+
+bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexcept {
+  for (std::size_t row = 0; row < count; ++row) {
+    if (!AllFinite(rows.data + row * rows.stride, cols)) return false;
+  }
+  return true;
+}
+
+// A query block of the head in flight, as prepare leaves it for the tiles.
+struct BlockRecord {
+  QueryBlock block;
+  BlockState state;
+  bool finite = true;                 // query, grad_out, delta and logsumexp
+  std::atomic<std::int64_t> tiles_done{0};  // tiles that have added to grad_query, from first_tile
+  alignas(64) float logsumexp[kBlockQueries];  // units of log2
+  alignas(64) float delta[kBlockQueries];      // (A6)
+};
+
+// One query head in flight: memory linear in the sequence length.
+struct HeadInFlight {
+  BlockRecord* blocks = nullptr;  // [num blocks]
+  float* query = nullptr;         // [block][head_dim][64], scaled by scale * log2(e)
+  float* grad_out = nullptr;      // [block][head_dim_v][64], times the row's factor
+  float* grad_query = nullptr;    // [block][head_dim][64]
+  float* grad_key = nullptr;      // [seqlen_k][padded head_dim], only where heads share keys
+  float* grad_value = nullptr;    // [seqlen_k][padded head_dim_v]
+};
+
+// What a worker needs for one tile.
+struct WorkerMemory {
+  TileWords* words = nullptr;
+  float* weights = nullptr;      // [keys][64]
+  float* grad_logits = nullptr;  // [keys][64]
+  float* grad_key = nullptr;     // [keys][padded head_dim]
+  float* grad_value = nullptr;   // [keys][padded head_dim_v]
+  float* key_copy = nullptr;     // [keys][head_dim]
+  float* value_copy = nullptr;   // [keys][head_dim_v]
+  float* rows = nullptr;         // [64][padded max head_dim], twice
+};
+
+struct Sizes {
+  std::int64_t blocks = 0;  // of the longest sequence
+  std::int64_t tiles = 0;
+  std::int64_t heads_in_flight = 0;
+  std::int64_t group = 0;  // query heads of a key/value head
+  std::size_t head_dim = 0;
+  std::size_t head_dim_v = 0;
+  std::size_t padded_dim = 0;
+  std::size_t padded_dim_v = 0;
+};
+
+Sizes FindSizes(const Problem& problem, const Tiling& tiling, int num_workers) noexcept {
+  const AttentionShape& shape = problem.shape();
+  Sizes sizes;
+  sizes.blocks = 1;  // a sequence without queries may still have rows to clear
+  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+    sizes.blocks = std::max(sizes.blocks, NumBlocks(problem.sequence(batch)));
+  }
+  const std::int64_t keys = tiling.tiles.backward_keys;
+  sizes.tiles = std::max<std::int64_t>(1, RoundUp(shape.seqlen_k, keys) / keys);
+  sizes.group = shape.num_kv_heads == 0 ? 1 : shape.num_heads / shape.num_kv_heads;
+  sizes.heads_in_flight =
+      std::clamp<std::int64_t>(shape.batch * shape.num_kv_heads, 1, std::max(num_workers, 1));
+  const auto padding = static_cast<std::int64_t>(kDimPadding);
+  sizes.head_dim = static_cast<std::size_t>(shape.head_dim);
+  sizes.head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
+  sizes.padded_dim = static_cast<std::size_t>(RoundUp(shape.head_dim, padding));
+  sizes.padded_dim_v = static_cast<std::size_t>(RoundUp(shape.head_dim_v, padding));
+  return sizes;
+}
+
+HeadInFlight TakeHead(const Problem& problem, const Sizes& sizes, Arena& arena) noexcept {
+  const AttentionShape& shape = problem.shape();
+  const auto lanes = static_cast<std::int64_t>(kBlockQueries);
+  HeadInFlight head;
+  head.blocks = arena.Take<BlockRecord>(sizes.blocks);
+  head.query = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim));
+  head.grad_out = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim_v));
+  head.grad_query = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim));
+  if (sizes.group > 1) {
+    const auto padded = static_cast<std::int64_t>(sizes.padded_dim);
+    const auto padded_v = static_cast<std::int64_t>(sizes.padded_dim_v);
+    head.grad_key = arena.Take<float>(SaturatingProduct(shape.seqlen_k, padded));
+    head.grad_value = arena.Take<float>(SaturatingProduct(shape.seqlen_k, padded_v));
+  }
+  return head;
+}
+
+WorkerMemory TakeWorker(const Tiling& tiling, const Sizes& sizes, Arena& arena) noexcept {
+  const std::int64_t keys = tiling.tiles.backward_keys;
+  const auto lanes = static_cast<std::int64_t>(kBlockQueries);
+  const auto padded = static_cast<std::int64_t>(sizes.padded_dim);
+  const auto padded_v = static_cast<std::int64_t>(sizes.padded_dim_v);
+  WorkerMemory memory;
+  memory.words = arena.Take<TileWords>(1);
+  memory.weights = arena.Take<float>(keys * lanes);
+  memory.grad_logits = arena.Take<float>(keys * lanes);
+  memory.grad_key = arena.Take<float>(keys * padded);
+  memory.grad_value = arena.Take<float>(keys * padded_v);
+  memory.key_copy = arena.Take<float>(keys * padded);
+  memory.value_copy = arena.Take<float>(keys * padded_v);
+  memory.rows = arena.Take<float>(2 * lanes * std::max(padded, padded_v));
+  return memory;
+}
+
+class BackwardRun {
+ public:
+  BackwardRun(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
+              Executor& executor, std::byte* scratch) noexcept
+      : problem_(problem),
+        tiling_(tiling),
+        kernels_(*tiling.kernels),
+        buffers_(buffers),
+        executor_(executor),
+        sizes_(FindSizes(problem, tiling, executor.num_workers())) {
+    Arena arena(scratch);
+    heads_ = arena.Take<HeadInFlight>(sizes_.heads_in_flight);
+    for (std::int64_t i = 0; i < sizes_.heads_in_flight; ++i) {
+      heads_[i] = TakeHead(problem, sizes_, arena);
+    }
+    workers_ = arena.Take<WorkerMemory>(executor.num_workers());
+    for (int i = 0; i < executor.num_workers(); ++i) workers_[i] = TakeWorker(tiling, sizes_, arena);
+  }
+
+  void Run() {
+    const std::int64_t pairs = problem_.shape().batch * problem_.shape().num_kv_heads;
+    for (std::int64_t first = 0; first < pairs; first += sizes_.heads_in_flight) {
+      wave_first_ = first;
+      wave_size_ = std::min(sizes_.heads_in_flight, pairs - first);
+      for (member_ = 0; member_ < sizes_.group; ++member_) RunWave();
+    }
+  }
+
+ private:
+  // The query head that slot `slot` of the wave holds.
+  struct Slot {
+    std::int64_t batch;
+    std::int64_t kv_head;
+    std::int64_t head;
+    HeadInFlight* flight;
+  };
+  [[nodiscard]] Slot SlotAt(std::int64_t slot) const noexcept {
+    const std::int64_t pair = wave_first_ + slot;
+    const std::int64_t kv_heads = problem_.shape().num_kv_heads;
+    return {.batch = pair / kv_heads,
+            .kv_head = pair % kv_heads,
+            .head = pair % kv_heads * sizes_.group + member_,
+            .flight = &heads_[slot]};
+  }
+  [[nodiscard]] std::int64_t ArrayBatch(std::int64_t batch) const noexcept {
+    return problem_.is_ragged() ? 0 : batch;
+  }
+
+  void RunWave() {
+    const auto prepare = [this](std::int64_t task, int worker) {
+      PrepareBlock(SlotAt(task / sizes_.blocks), task % sizes_.blocks, workers_[worker]);
+    };
+    executor_.Run(wave_size_ * sizes_.blocks, prepare);
+    // An executor may hand out its numbers in any order; the tiles wait for lower ones, so they
+    // take their own, ascending.
+    std::atomic<std::int64_t> next{0};
+    const auto tiles = [this, &next](std::int64_t /*task*/, int worker) {
+      const std::int64_t task = next.fetch_add(1);
+      RunTile(SlotAt(task / sizes_.tiles), task % sizes_.tiles, workers_[worker]);
+    };
+    executor_.Run(wave_size_ * sizes_.tiles, tiles);
+    const auto finish = [this](std::int64_t task, int worker) {
+      FinishBlock(SlotAt(task / sizes_.blocks), task % sizes_.blocks, workers_[worker]);
+    };
+    executor_.Run(wave_size_ * sizes_.blocks, finish);
+  }
+
+  // ---- prepare ----
+
+  void PrepareBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) {
+    if (index == 0) ClearUnusedRows(slot);
+    if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
+    HeadInFlight& flight = *slot.flight;
+    BlockRecord& record = *new (&flight.blocks[index]) BlockRecord;
+    record.block = MakeBlock(problem_, slot.batch, slot.head, index);
+    TileWordSource source(problem_, buffers_.mask, kernels_);
+    source.FindBlockState(record.block, record.state);
+    const std::size_t lanes = static_cast<std::size_t>(index) * kBlockQueries;
+    float* const query = flight.query + lanes * sizes_.head_dim;
+    float* const grad_out = flight.grad_out + lanes * sizes_.head_dim_v;
+    alignas(64) float scale[kBlockQueries];
+    std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
+    record.finite = LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query) &&
+                    LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, memory.rows,
+                              grad_out);
+    kernels_.scale_lanes(query, sizes_.head_dim, record.block.width, scale);
+    kernels_.scale_lanes(grad_out, sizes_.head_dim_v, record.block.width,
+                         record.state.factor.data());
+    LoadRowNumbers(record, memory);
+    std::fill_n(flight.grad_query + lanes * sizes_.head_dim, kBlockQueries * sizes_.head_dim, 0.0F);
+  }
+
+  // Rows of a block into lanes [cols][width]; false when some number is not finite.
+  bool LoadLanes(const QueryBlock& block, const Strided<const void>& array, std::size_t cols,
+                 float* buffer, float* lanes) const noexcept {
+    const HeadReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
+                            block.sequence.first_row_q);
+    const std::size_t count = block.lane_end - block.lane_begin;
+    const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, cols, buffer);
+    if (count < block.width) std::fill_n(lanes, cols * block.width, 0.0F);
+    kernels_.transpose(rows.data, rows.stride, count, cols, lanes + block.lane_begin, block.width);
+    return RowsFinite(rows, count, cols);
+  }
+
+  // logsumexp and delta of each row, in double (O(seqlen_q * head_dim)).
+  void LoadRowNumbers(BlockRecord& record, const WorkerMemory& memory) const noexcept {
+    const QueryBlock& block = record.block;
+    std::fill_n(record.logsumexp, kBlockQueries, 0.0F);
+    std::fill_n(record.delta, kBlockQueries, 0.0F);
+    const std::int64_t batch = ArrayBatch(block.batch);
+    const std::int64_t first_row = block.sequence.first_row_q;
+    const HeadReader out(problem_.dtype(), buffers_.out, batch, block.head, first_row);
+    const HeadReader grad_out(problem_.dtype(), buffers_.grad_out, batch, block.head, first_row);
+    const HeadReader logsumexp(DType::kFloat32, buffers_.logsumexp, batch, block.head, first_row);
+    const HeadReader grad(DType::kFloat32, buffers_.grad_logsumexp, batch, block.head, first_row);
+    float* const second = memory.rows + kBlockQueries * std::max(sizes_.padded_dim,
+                                                                 sizes_.padded_dim_v);
+    for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
+      const std::int64_t row = block.local_query(lane);
+      const float* const o = out.Rows(row, 1, sizes_.head_dim_v, memory.rows).data;
+      const float* const g = grad_out.Rows(row, 1, sizes_.head_dim_v, second).data;
+      double delta = 0.0;
+      for (std::size_t dim = 0; dim < sizes_.head_dim_v; ++dim) {
+        delta += static_cast<double>(o[dim]) * static_cast<double>(g[dim]);
+      }
+      float number = 0.0F;
+      if (buffers_.grad_logsumexp.data != nullptr) {
+        grad.CopyPadded(row, 1, 1, 1, &number);
+        delta -= static_cast<double>(number);
+      }
+      logsumexp.CopyPadded(row, 1, 1, 1, &number);
+      // A row that sees no key has logsumexp -inf; its weights are 0 by its words.
+      const bool empty = number == -std::numeric_limits<float>::infinity();
+      record.logsumexp[lane] =
+          empty ? 0.0F : static_cast<float>(static_cast<double>(number) * kLog2E);
+      record.delta[lane] = static_cast<float>(delta);
+      record.finite = record.finite && AllFinite(&record.logsumexp[lane], 1) &&
+                      AllFinite(&record.delta[lane], 1);
+    }
+  }
+
+  // ---- tiles ----
+
+  void RunTile(const Slot& slot, std::int64_t index, WorkerMemory& memory) {
+    const Sequence sequence = problem_.sequence(slot.batch);
+    const std::int64_t begin = index * tiling_.tiles.backward_keys;
+    const KeyRange tile{begin, std::min(begin + tiling_.tiles.backward_keys, sequence.seqlen_k)};
+    if (tile.size() == 0) return;
+    const auto count = static_cast<std::size_t>(tile.size());
+    StartTile(slot, tile, memory);
+    const std::int64_t batch = ArrayBatch(slot.batch);
+    const HeadReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head,
+                         sequence.first_row_k);
+    const HeadReader value(problem_.dtype(), buffers_.value, batch, slot.kv_head,
+                           sequence.first_row_k);
+    const TileRows keys = key.Rows(begin, count, sizes_.head_dim, memory.key_copy);
+    const TileRows values = value.Rows(begin, count, sizes_.head_dim_v, memory.value_copy);
+    const bool finite = RowsFinite(keys, count, sizes_.head_dim) &&
+                        RowsFinite(values, count, sizes_.head_dim_v);
+    TileWordSource source(problem_, buffers_.mask, kernels_);
+    const std::int64_t blocks = NumBlocks(sequence);
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      BlockRecord& record = slot.flight->blocks[i];
+      const KeyRange seen{std::max(tile.begin, record.block.keys.begin),
+                          std::min(tile.end, record.block.keys.end)};
+      if (seen.size() == 0) continue;
+      TilePair pair{.record = record, .block_index = i, .index = index};
+      const auto skipped = static_cast<std::size_t>(seen.begin - tile.begin);
+      pair.skipped = skipped;
+      pair.keys = {keys.data + skipped * keys.stride, keys.stride};
+      pair.values = {values.data + skipped * values.stride, values.stride};
+      pair.careful = !finite || !record.finite;
+      source.Fill(record.block, record.state, seen, *memory.words);
+      pair.special_ratio = source.special_ratio();
+      RunPair(slot, pair, memory);
+    }
+    FinishTile(slot, tile, memory);
+  }
+
+  // One tile of keys and one block of queries.
+  struct TilePair {
+    BlockRecord& record;
+    std::int64_t block_index = 0;
+    std::int64_t index = 0;     // of the tile
+    std::size_t skipped = 0;    // keys of the tile that the block does not see
+    TileRows keys{};
+    TileRows values{};
+    bool careful = false;
+    float special_ratio = 1.0F;
+  };
+
+  void RunPair(const Slot& slot, const TilePair& pair, WorkerMemory& memory) {
+    const BlockRecord& record = pair.record;
+    const TileWords& words = *memory.words;
+    if (words.part_count > 0) {
+      FindGradLogits(slot, pair, memory);
+      AddToKeysAndValues(pair, memory);
+    }
+    // Tiles add to a block's grad_query in ascending order; lower tiles never wait for this one.
+    const std::int64_t turn = pair.index - record.block.keys.begin / tiling_.tiles.backward_keys;
+    while (record.tiles_done.load(std::memory_order_acquire) != turn) std::this_thread::yield();
+    if (words.part_count > 0) AddToQueries(slot, pair, memory);
+    pair.record.tiles_done.store(turn + 1, std::memory_order_release);
+  }
+
+  void FindGradLogits(const Slot& slot, const TilePair& pair, WorkerMemory& memory) const {
+    const BlockRecord& record = pair.record;
+    const TileWords& words = *memory.words;
+    const std::size_t lanes = static_cast<std::size_t>(pair.block_index) * kBlockQueries;
+    kernels_.weights_again({.query = slot.flight->query + lanes * sizes_.head_dim,
+                            .head_dim = sizes_.head_dim,
+                            .width = record.block.width,
+                            .key = pair.keys,
+                            .list = words.parts(),
+                            .masks = words.masks(),
+                            .logsumexp = record.logsumexp,
+                            .weights = memory.weights});
+    kernels_.grad_logits({.grad_out = slot.flight->grad_out + lanes * sizes_.head_dim_v,
+                          .head_dim = sizes_.head_dim_v,
+                          .width = record.block.width,
+                          .value = pair.values,
+                          .list = words.parts(),
+                          .masks = words.masks(),
+                          .special = words.has_special ? words.special : nullptr,
+                          .special_ratio = pair.special_ratio,
+                          .delta = record.delta,
+                          .factor = record.state.factor.data(),
+                          .weights = memory.weights,
+                          .grad_logits = memory.grad_logits});
+  }
+
+  // grad_value += weights . grad_out, grad_key += grad_logits . query, rows as the caller has them.
+  void AddToKeysAndValues(const TilePair& pair, WorkerMemory& memory) const {
+    const TileWords& words = *memory.words;
+    const std::uint64_t* const kept = words.has_kept ? words.kept : words.part;
+    AddRows(pair, buffers_.grad_out, sizes_.head_dim_v, memory.rows,
+            {.weights = memory.weights,
+             .padded_dim = sizes_.padded_dim_v,
+             .list = words.keeps(),
+             .select = pair.careful ? kept : nullptr,
+             .out = memory.grad_value + pair.skipped * sizes_.padded_dim_v});
+    AddRows(pair, buffers_.query, sizes_.head_dim, memory.rows,
+            {.weights = memory.grad_logits,
+             .padded_dim = sizes_.padded_dim,
+             .list = words.parts(),
+             .select = pair.careful ? words.part : nullptr,
+             .out = memory.grad_key + pair.skipped * sizes_.padded_dim});
+  }
+
+  void AddRows(const TilePair& pair, const Strided<const void>& array, std::size_t cols,
+               float* buffer, AccumulateRowsArgs args) const {
+    if (args.list.count == 0) return;
+    const QueryBlock& block = pair.record.block;
+    const HeadReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
+                            block.sequence.first_row_q);
+    args.width = block.width;
+    args.first_query = block.lane_begin;
+    args.queries = block.lane_end - block.lane_begin;
+    const std::int64_t first = block.local_query(block.lane_begin);
+    if (reader.in_place() && cols == args.padded_dim) {
+      args.rows = reader.Rows(first, args.queries, cols, buffer);
+    } else {
+      reader.CopyPadded(first, args.queries, cols, args.padded_dim, buffer);
+      args.rows = {buffer, args.padded_dim};
+    }
+    kernels_.accumulate_rows(args);
+  }
+
+  void AddToQueries(const Slot& slot, const TilePair& pair, const WorkerMemory& memory) const {
+    const TileWords& words = *memory.words;
+    alignas(64) float ones[kBlockQueries];
+    std::fill_n(ones, kBlockQueries, 1.0F);
+    const std::size_t lanes = static_cast<std::size_t>(pair.block_index) * kBlockQueries;
+    kernels_.accumulate({.weights = memory.grad_logits,
+                         .width = pair.record.block.width,
+                         .value = pair.keys,
+                         .head_dim = sizes_.head_dim,
+                         .list = words.parts(),
+                         .list_is_all = words.part_count == words.count,
+                         .select = pair.careful ? words.part : nullptr,
+                         .fold = ones,
+                         .out = slot.flight->grad_query + lanes * sizes_.head_dim});
+  }
+
+  // Heads that share keys add to the sums of the head before.
+  void StartTile(const Slot& slot, const KeyRange& tile, WorkerMemory& memory) const noexcept {
+    const auto first = static_cast<std::size_t>(tile.begin);
+    const auto count = static_cast<std::size_t>(tile.size());
+    if (member_ > 0) {
+      std::copy_n(slot.flight->grad_key + first * sizes_.padded_dim, count * sizes_.padded_dim,
+                  memory.grad_key);
+      std::copy_n(slot.flight->grad_value + first * sizes_.padded_dim_v,
+                  count * sizes_.padded_dim_v, memory.grad_value);
+      return;
+    }
+    std::fill_n(memory.grad_key, count * sizes_.padded_dim, 0.0F);
+    std::fill_n(memory.grad_value, count * sizes_.padded_dim_v, 0.0F);
+  }
+
+  void FinishTile(const Slot& slot, const KeyRange& tile, WorkerMemory& memory) const noexcept {
+    const auto first = static_cast<std::size_t>(tile.begin);
+    const auto count = static_cast<std::size_t>(tile.size());
+    if (member_ + 1 < sizes_.group) {
+      std::copy_n(memory.grad_key, count * sizes_.padded_dim,
+                  slot.flight->grad_key + first * sizes_.padded_dim);
+      std::copy_n(memory.grad_value, count * sizes_.padded_dim_v,
+                  slot.flight->grad_value + first * sizes_.padded_dim_v);
+      return;
+    }
+    const std::int64_t batch = ArrayBatch(slot.batch);
+    const std::int64_t first_row = problem_.sequence(slot.batch).first_row_k;
+    const HeadWriter grad_key(problem_.dtype(), buffers_.grad_key, batch, slot.kv_head, first_row);
+    const HeadWriter grad_value(problem_.dtype(), buffers_.grad_value, batch, slot.kv_head,
+                                first_row);
+    const auto scale = static_cast<float>(problem_.scale());
+    for (std::size_t i = 0; i < count * sizes_.padded_dim; ++i) memory.grad_key[i] *= scale;
+    if (grad_key.wanted()) {
+      grad_key.Write(tile.begin, count, sizes_.head_dim, memory.grad_key, sizes_.padded_dim);
+    }
+    if (grad_value.wanted()) {
+      grad_value.Write(tile.begin, count, sizes_.head_dim_v, memory.grad_value,
+                       sizes_.padded_dim_v);
+    }
+  }
+
+  // ---- finish ----
+
+  void FinishBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
+    if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
+    const QueryBlock& block = slot.flight->blocks[index].block;
+    const HeadWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(block.batch),
+                            block.head, block.sequence.first_row_q);
+    if (!writer.wanted()) return;
+    float* const lanes = slot.flight->grad_query +
+                         static_cast<std::size_t>(index) * kBlockQueries * sizes_.head_dim;
+    alignas(64) float scale[kBlockQueries];
+    std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale()));
+    kernels_.scale_lanes(lanes, sizes_.head_dim, block.width, scale);
+    const std::size_t count = block.lane_end - block.lane_begin;
+    const std::int64_t first = block.local_query(block.lane_begin);
+    if (float* const place = writer.InPlace(first); place != nullptr) {
+      kernels_.transpose(lanes + block.lane_begin, block.width, sizes_.head_dim, count, place,
+                         writer.row_stride());
+      return;
+    }
+    kernels_.transpose(lanes + block.lane_begin, block.width, sizes_.head_dim, count, memory.rows,
+                       sizes_.head_dim);
+    writer.Write(first, count, sizes_.head_dim, memory.rows, sizes_.head_dim);
+  }
+
+  // Rows of a ragged batch that no sequence uses become zero.
+  void ClearUnusedRows(const Slot& slot) const noexcept {
+    if (!problem_.is_ragged()) return;
+    const AttentionShape& shape = problem_.shape();
+    const Sequence sequence = problem_.sequence(slot.batch);
+    const HeadRows queries = UnusedRowsQ(problem_, sequence, slot.batch, slot.head);
+    const HeadRows keys = UnusedRowsK(problem_, sequence, slot.batch, slot.kv_head);
+    Clear(buffers_.grad_query, queries, shape.head_dim);
+    Clear(buffers_.grad_key, keys, shape.head_dim);
+    Clear(buffers_.grad_value, keys, shape.head_dim_v);
+  }
+  void Clear(const Strided<void>& array, const HeadRows& rows, std::int64_t cols) const noexcept {
+    if (array.data != nullptr) FillRows(problem_.dtype(), 0.0, rows, cols, array);
+  }
+
+  const Problem& problem_;
+  const Tiling& tiling_;
+  const Kernels& kernels_;
+  const BackwardBuffers& buffers_;
+  Executor& executor_;
+  Sizes sizes_;
+  HeadInFlight* heads_ = nullptr;    // [heads_in_flight]
+  WorkerMemory* workers_ = nullptr;  // [num_workers]
+  std::int64_t wave_first_ = 0;      // first (batch, key/value head) of the wave
+  std::int64_t wave_size_ = 0;
+  std::int64_t member_ = 0;  // which query head of each group
+};
+
+}  // namespace
+
+std::size_t FusedBackwardScratchBytes(const Problem& problem, const Tiling& tiling,
+                                      int num_workers) noexcept {
+  const Sizes sizes = FindSizes(problem, tiling, num_workers);
+  Arena arena;
+  (void)arena.Take<HeadInFlight>(sizes.heads_in_flight);
+  for (std::int64_t i = 0; i < sizes.heads_in_flight; ++i) (void)TakeHead(problem, sizes, arena);
+  (void)arena.Take<WorkerMemory>(num_workers);
+  for (int i = 0; i < num_workers; ++i) (void)TakeWorker(tiling, sizes, arena);
+  return arena.bytes();
+}
+
+void FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
+                   Executor& executor, std::byte* scratch) {
+  BackwardRun(problem, tiling, buffers, executor, scratch).Run();
+}
+
+}  // namespace attndrop

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiles the tile kernels once for each instruction set and tabulates them.
+// SSE4, AVX2 and AVX-512 on x86-64, NEON on arm64; SSSE3 alone is not worth its code.
+#define HWY_DISABLED_TARGETS HWY_SSSE3
+
+#include "kernels/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/kernels.cc"
+#include "hwy/foreach_target.h"
+//
+#include "hwy/highway.h"
+#include "kernels/backward-inl.h"
+#include "kernels/forward-inl.h"
+#include "kernels/keep_words-inl.h"
+#include "kernels/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attndrop {
+namespace HWY_NAMESPACE {
+
+constexpr Kernels MakeKernels(Target target) noexcept {
+  return {.target = target,
+          .logits = &Logits,
+          .mask_logits = &MaskLogits,
+          .weights = &Weights,
+          .fold = &Fold,
+          .accumulate = &Accumulate,
+          .weights_again = &WeightsAgain,
+          .grad_logits = &GradLogits,
+          .accumulate_rows = &AccumulateRows,
+          .transpose = &Transpose,
+          .scale_lanes = &ScaleLanes,
+          .keep_words = &KeepWords};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attndrop
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attndrop {
+namespace {
+
+struct CompiledTarget {
+  Target target;
+  std::int64_t hwy_target;
+  Kernels kernels;
+};
+
+constexpr CompiledTarget kCompiled[] = {
+#if HWY_TARGETS & HWY_NEON
+    {Target::kNeon, HWY_NEON, N_NEON::MakeKernels(Target::kNeon)},
+#endif
+#if HWY_TARGETS & HWY_SSE4
+    {Target::kSse4, HWY_SSE4, N_SSE4::MakeKernels(Target::kSse4)},
+#endif
+#if HWY_TARGETS & HWY_AVX2
+    {Target::kAvx2, HWY_AVX2, N_AVX2::MakeKernels(Target::kAvx2)},
+#endif
+#if HWY_TARGETS & HWY_AVX3
+    {Target::kAvx512, HWY_AVX3, N_AVX3::MakeKernels(Target::kAvx512)},
+#endif
+};
+
+}  // namespace
+
+const Kernels* KernelsFor(Target target) noexcept {
+  for (const CompiledTarget& compiled : kCompiled) {
+    if (compiled.target != target) continue;
+    return (hwy::SupportedTargets() & compiled.hwy_target) != 0 ? &compiled.kernels : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace attndrop
+#endif  // HWY_ONCE

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile kernels of one instruction set, as a table of functions. A tile is a block of queries
+// (in the lanes: 16, 32 or 64) by a run of keys; all arrays here are float32. The kernels see keep
+// words, never schemes: bit i of a word speaks of query i of the block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attndrop/target.h"
+
+#include "rng/field.h"
+
+namespace attndrop {
+
+inline constexpr std::size_t kBlockQueries = 64;  // the widest block
+inline constexpr std::size_t kTileKeys = 256;     // the longest tile; every sum is folded per tile
+
+// Rows of key or value: row j of the tile begins at data + j * stride, its columns are adjacent.
+struct TileRows {
+  const float* data = nullptr;
+  std::size_t stride = 0;
+};
+
+// Keys of the tile that a kernel reads, ascending.
+struct KeyList {
+  const std::uint16_t* keys = nullptr;
+  std::size_t count = 0;
+};
+
+// What the logits of a tile meet. Null pointers: nothing of the kind.
+struct TileMasks {
+  const float* bias = nullptr;          // [key][width], in units of the logits
+  const std::uint64_t* part = nullptr;  // [key]: takes part in the softmax
+  const std::uint64_t* kept = nullptr;  // [key]: contributes to out, where that differs from part
+};
+
+// logits[key][query] = sum over dims of key * query; largest = max(largest, logits).
+// Error of a logit: at most head_dim roundings of its partial sums (docs/math/accuracy.md).
+struct LogitsArgs {
+  const float* query = nullptr;  // [head_dim][width], scaled by scale * log2(e)
+  std::size_t head_dim = 0;
+  std::size_t width = 0;
+  TileRows key{};
+  KeyList list{};
+  float* logits = nullptr;   // [key][width]
+  float* largest = nullptr;  // [width], in and out
+};
+
+// Adds the bias, hides what takes no part (-FLT_MAX), and finds the largest logits again.
+struct MaskLogitsArgs {
+  TileMasks masks{};
+  KeyList list{};
+  std::size_t width = 0;
+  float* logits = nullptr;   // [key][width], in and out
+  float* largest = nullptr;  // [width], in and out
+};
+
+// logits -> exp2(logits - largest), 0 where it takes no part; sums over the tile before what is not
+// kept becomes 0.
+struct WeightsArgs {
+  TileMasks masks{};
+  KeyList list{};
+  std::size_t width = 0;
+  const float* largest = nullptr;  // [width]
+  float* weights = nullptr;        // [key][width], logits in
+  float* sums = nullptr;           // [width], out
+  bool infinite = false;           // logits may be infinite: +inf weighs 1 beside itself
+};
+
+// Moves the running sums from the old largest logits to the new: fold = exp2(old - new), which out
+// is to be multiplied with too; sums = sums * fold + tile_sums.
+struct FoldArgs {
+  std::size_t width = 0;
+  const float* old_largest = nullptr;  // [width], likewise all
+  const float* new_largest = nullptr;
+  const float* tile_sums = nullptr;
+  float* sums = nullptr;  // in and out
+  float* fold = nullptr;  // out
+};
+
+// out[dim][query] = out * fold + sum over keys of value[key][dim] * weights[key][query].
+struct AccumulateArgs {
+  const float* weights = nullptr;  // [key][width]
+  std::size_t width = 0;
+  TileRows value{};
+  std::size_t head_dim = 0;
+  KeyList list{};
+  bool list_is_all = false;               // the list is 0 .. count - 1
+  const std::uint64_t* select = nullptr;  // [key]: only these lanes of a term count (NaN elsewhere)
+  const float* fold = nullptr;            // [width]; null: out starts from zero
+  float* out = nullptr;                   // [head_dim][width]
+};
+
+// weights[key][query] = exp2(logit - logsumexp), 0 where it takes no part (backward).
+struct WeightsAgainArgs {
+  const float* query = nullptr;  // [head_dim][width], scaled
+  std::size_t head_dim = 0;
+  std::size_t width = 0;
+  TileRows key{};
+  KeyList list{};
+  TileMasks masks{};
+  const float* logsumexp = nullptr;  // [width], in units of log2
+  float* weights = nullptr;          // [key][width]
+};
+
+// grad_weights = value . grad_out; grad_logits = weights * (kept * grad_weights - delta), where
+// weights becomes kept * weights * factor.
+struct GradLogitsArgs {
+  const float* grad_out = nullptr;  // [head_dim_v][width], times the row's factor
+  std::size_t head_dim = 0;
+  std::size_t width = 0;
+  TileRows value{};
+  KeyList list{};
+  TileMasks masks{};
+  const std::uint64_t* special = nullptr;  // [key]: lanes whose factor is times special_ratio
+  float special_ratio = 1.0F;
+  const float* delta = nullptr;   // [width]
+  const float* factor = nullptr;  // [width]
+  float* weights = nullptr;       // [key][width], in and out
+  float* grad_logits = nullptr;   // [key][width], out
+};
+
+// out[key][dim] += sum over queries of weights[key][query] * rows[query][dim].
+struct AccumulateRowsArgs {
+  const float* weights = nullptr;  // [key][width]
+  std::size_t width = 0;
+  std::size_t queries = 0;  // valid ones, from query first_query
+  std::size_t first_query = 0;
+  TileRows rows{};               // of query first_query on; readable up to padded_dim columns
+  std::size_t padded_dim = 0;  // a multiple of kDimPadding
+  KeyList list{};
+  const std::uint64_t* select = nullptr;  // [key], as above
+  float* out = nullptr;                   // [key][padded_dim]
+};
+inline constexpr std::size_t kDimPadding = 16;
+
+// Field bits of 64 rows and count columns: bit i of words[j] is the bit of (row + i, column + j).
+struct KeepWordsArgs {
+  AliasTable table{};
+  PhiloxKey key{};
+  std::uint32_t row = 0;     // a multiple of 64
+  std::uint32_t column = 0;  // a multiple of 8
+  std::uint32_t h = 0;
+  std::uint32_t b = 0;
+  std::size_t count = 0;  // a multiple of 8
+  std::uint64_t* words = nullptr;
+};
+
+struct Kernels {
+  Target target;
+  void (*logits)(const LogitsArgs&);
+  void (*mask_logits)(const MaskLogitsArgs&);
+  void (*weights)(const WeightsArgs&);
+  void (*fold)(const FoldArgs&);
+  void (*accumulate)(const AccumulateArgs&);
+  void (*weights_again)(const WeightsAgainArgs&);
+  void (*grad_logits)(const GradLogitsArgs&);
+  void (*accumulate_rows)(const AccumulateRowsArgs&);
+  // out[col][row] = in[row][col]; strides in elements.
+  void (*transpose)(const float* in, std::size_t in_stride, std::size_t rows, std::size_t cols,
+                    float* out, std::size_t out_stride);
+  // x[dim][lane] *= factor[lane]
+  void (*scale_lanes)(float* x, std::size_t dims, std::size_t width, const float* factor);
+  void (*keep_words)(const KeepWordsArgs&);
+};
+
+// Null when the program or the machine has no such kernels.
+[[nodiscard]] const Kernels* KernelsFor(Target target) noexcept;
+
+}  // namespace attndrop

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of targets, and which of them run here.
+#include "attndrop/target.h"
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "core/text.h"
+#include "kernels/kernels.h"
+
+namespace attndrop {
+namespace {
+
+constexpr std::array<std::string_view, 4> kTargetNames{"neon", "sse4", "avx2", "avx512"};
+
+}  // namespace
+
+std::string_view TargetName(Target target) noexcept {
+  return kTargetNames[static_cast<std::size_t>(target)];
+}
+
+Result<Target> ParseTarget(std::string_view name) {
+  for (std::size_t i = 0; i < kTargetNames.size(); ++i) {
+    if (kTargetNames[i] == name) return static_cast<Target>(i);
+  }
+  return Status::InvalidArgument("target \"" + std::string(name) + "\" is unknown" +
+                                 Suggestion(name, kTargetNames));
+}
+
+std::vector<Target> SupportedTargets() {
+  std::vector<Target> targets;
+  for (std::size_t i = 0; i < kTargetNames.size(); ++i) {
+    const auto target = static_cast<Target>(i);
+    if (KernelsFor(target) != nullptr) targets.push_back(target);
+  }
+  return targets;
+}
+
+}  // namespace attndrop

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of a tile: which of up to 64 queries see, and which keep, each of up to 256 keys. This
+// is where masks, schemes and policies end; the kernels read nothing but these words.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "attndrop/attention.h"
+
+#include "core/row_state.h"
+#include "core/visibility.h"
+#include "kernels/kernels.h"
+#include "rng/field.h"
+
+namespace attndrop {
+
+// Up to 64 queries of one head, at a multiple of 64 in global coordinates. Lane i is global query
+// first + i; lanes outside [lane_begin, lane_end) are no queries of this problem.
+struct QueryBlock {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t first = 0;  // global
+  std::size_t lane_begin = 0;
+  std::size_t lane_end = 0;
+  std::size_t width = 0;  // lanes that the kernels compute: 16, 32 or 64
+  Sequence sequence;
+  KeyRange keys;  // local: the union of what its queries see inside causal and window
+
+  [[nodiscard]] std::int64_t local_query(std::size_t lane) const noexcept {
+    return first + static_cast<std::int64_t>(lane) - sequence.origin_q;
+  }
+};
+
+// Blocks of a sequence's queries.
+[[nodiscard]] std::int64_t NumBlocks(const Sequence& sequence) noexcept;
+[[nodiscard]] QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t head,
+                                   std::int64_t index) noexcept;
+
+// What the policy decided for each query of a block (core/row_state.h), as words and lanes.
+struct BlockState {
+  std::uint64_t keep_all = 0;  // rows that keep all visible keys
+  std::uint64_t redrawn = 0;   // rows that read a later attempt
+  std::uint64_t forced = 0;    // rows that keep forced_key in any case
+  std::array<std::uint32_t, kBlockQueries> attempt{};
+  std::array<std::int64_t, kBlockQueries> forced_key{};   // global
+  alignas(64) std::array<float, kBlockQueries> factor{};  // of kept weights; 0 in unused lanes
+};
+
+struct TileWords {
+  std::uint64_t part[kTileKeys];
+  std::uint64_t kept[kTileKeys];     // within part
+  std::uint64_t special[kTileKeys];  // within kept; factor is the block's times special_ratio
+  alignas(64) float bias[kTileKeys * kBlockQueries];  // [key][width], units of log2
+  std::uint16_t part_list[kTileKeys];
+  std::uint16_t kept_list[kTileKeys];
+  std::size_t count = 0;       // keys of the tile
+  std::size_t part_count = 0;  // keys that some query's softmax needs
+  std::size_t kept_count = 0;  // keys that some query keeps
+  bool all_part = false;       // part is all ones
+  bool has_kept = false;       // kept differs from part
+  bool has_special = false;
+  bool has_bias = false;
+
+  [[nodiscard]] KeyList parts() const noexcept { return {part_list, part_count}; }
+  [[nodiscard]] KeyList keeps() const noexcept { return {kept_list, kept_count}; }
+  [[nodiscard]] TileMasks masks() const noexcept {
+    return {has_bias ? bias : nullptr, all_part ? nullptr : part, has_kept ? kept : nullptr};
+  }
+};
+
+class TileWordSource {
+ public:
+  TileWordSource(const Problem& problem, const MaskBuffers& mask, const Kernels& kernels) noexcept;
+
+  void FindBlockState(const QueryBlock& block, BlockState& state);
+  // keys: local, at most kTileKeys of them.
+  void Fill(const QueryBlock& block, const BlockState& state, const KeyRange& keys,
+            TileWords& words);
+  // What a special factor is a multiple of the block's factor by.
+  [[nodiscard]] float special_ratio() const noexcept;
+
+ private:
+  void FillPart(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
+  void ApplyAttnMask(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
+  void AddBias(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
+  void FillField(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
+  void FillDense(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
+  void FillSymmetric(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
+  void FillByRuns(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
+  void FillOneByOne(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
+  void ApplyPolicy(const QueryBlock& block, const BlockState& state, const KeyRange& keys,
+                   TileWords& words);
+  [[nodiscard]] Coord At(const QueryBlock& block, std::size_t lane,
+                         std::int64_t global_key) const noexcept;
+  [[nodiscard]] KeepWordsArgs FieldOf(const QueryBlock& block) const noexcept;
+
+  const Problem& problem_;
+  const Kernels& kernels_;
+  MaskReader mask_;
+  KeepField field_;
+  AliasTable table_;
+  PhiloxKey key_;
+};
+
+}  // namespace attndrop
