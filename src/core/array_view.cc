@@ -83,11 +83,14 @@ std::optional<ByteRange> BytesOf(const ArrayView& view) noexcept {
 }
 
 bool OverlapsItself(const ArrayView& view) noexcept {
+  for (std::size_t i = 0; i < view.sizes.size(); ++i) {
+    if (view.sizes[i] > 1 && view.strides[i] == 0) return true;
+  }
   // Each axis must step over all that the ones with smaller strides reach.
   const auto pairs = PairAxes(view, view);
   std::size_t reach = 0;
   for (const AxisPair& axis : *pairs) {
-    if (axis.ahead == 0 && axis.stride != 0) continue;  // of length 1
+    if (axis.ahead == 0) continue;  // of length 1
     if (axis.stride <= reach) return true;
     reach = SaturatingSum(reach, axis.ahead);
   }
@@ -97,7 +100,8 @@ bool OverlapsItself(const ArrayView& view) noexcept {
 // An element of the lower view a and one of b are the same where the differences along all axes sum
 // to the distance D of their data. Axes with strides up to D sum to at most `ahead` and at least
 // -`behind`, so with D > ahead the other axes would have to sum to something positive, at most
-// D + behind. Their smallest positive sums are a stride less what smaller ones among them take back.
+// D + behind. Their smallest positive sums are a stride less what smaller ones among them take
+// back.
 bool Interleaved(const ArrayView& a, const ArrayView& b) noexcept {
   const auto first = reinterpret_cast<std::uintptr_t>(a.data);
   const auto second = reinterpret_cast<std::uintptr_t>(b.data);

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "refusal.h"
+#include "unit/refusal.h"
 
 namespace attndrop {
 namespace {

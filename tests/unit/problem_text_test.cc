@@ -7,8 +7,8 @@
 
 #include "attndrop/problem.h"
 
-#include "refusal.h"
 #include "support/random_problem.h"
+#include "unit/refusal.h"
 
 namespace attndrop {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "attndrop/problem.h"
 
-#include "refusal.h"
+#include "unit/refusal.h"
 
 namespace attndrop {
 namespace {

@@ -12,8 +12,8 @@
 #include "attndrop/schemes.h"
 
 #include "core/scheme_text.h"
-#include "refusal.h"
 #include "support/random.h"
+#include "unit/refusal.h"
 
 namespace attndrop {
 namespace {
