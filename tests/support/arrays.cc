@@ -264,7 +264,7 @@ void CopyElements(const Array& from, Array& to) {
     const double x = got.Get(b, h, r, c);
     const double y = want.at(b, h, r, c);
     const double slack = tolerance * bound.at(b, h, r, c) + 1e-300;
-    bool good = std::isnan(y) ? std::isnan(x) : x == y;
+    bool good = std::isnan(y) ? std::isnan(x) : x == RoundTo(got.element(), y);
     if (!good && std::isfinite(y) && std::isfinite(slack)) {
       good = RoundTo(got.element(), y - slack) <= x && x <= RoundTo(got.element(), y + slack);
     }

@@ -130,7 +130,8 @@ struct SequenceView {
 
 // What the arrays hold and how they lie.
 struct ArrayOptions {
-  std::optional<std::uint64_t> shuffle_seed;  // random placements instead of the problem's layout
+  std::optional<std::uint64_t> shuffle_seed =
+      {};  // random placements instead of the problem's layout
   bool grad_logsumexp = true;
   bool grad_attn_mask = true;  // where there is a float attn_mask
 };
