@@ -6,10 +6,12 @@ namespace attndrop::cli {
 
 CommandList MakeCommands() {
   CommandList commands;
+  commands.push_back(MakeDemoCommand());
   commands.push_back(MakeForwardCommand());
   commands.push_back(MakeBackwardCommand());
   commands.push_back(MakeMaskCommand());
   commands.push_back(MakeSchemesCommand());
+  commands.push_back(MakeAnalyzeCommand());
   commands.push_back(MakeRngCommand());
   return commands;
 }

@@ -84,7 +84,10 @@ class SchemesCommand final : public Command {
   [[nodiscard]] std::string_view examples() const noexcept override {
     return "attndrop schemes\nattndrop schemes --json";
   }
-  void AddFlags(CLI::App& app) override { AddJsonFlag(app, run_flags_); }
+  void AddFlags(CLI::App& app) override {
+    BeginGroup(app, "Run");
+    AddJsonFlag(app, run_flags_);
+  }
   [[nodiscard]] Status Check() override { return {}; }
 
   [[nodiscard]] Status Run(const Streams& streams) override {

@@ -193,9 +193,11 @@ Status OutputSet::Add(const std::string& flag, const std::string& path) {
   } else if (target->ends_with('/')) {
     return Status::InvalidArgument(fmt::format("{} {}: is a folder; name a file", flag, path));
   }
-  const fs::path compared = fs::weakly_canonical(*target, error);
+  const auto place = [&error](const std::string& name) {
+    return fs::weakly_canonical(fs::absolute(name, error), error);
+  };
   for (const Target& other : targets_) {
-    if (fs::weakly_canonical(other.path, error) == compared) {
+    if (place(other.path) == place(*target)) {
       return Status::InvalidArgument(fmt::format(
           "{} and {} name the same file {}; give each its own", other.flag, flag, path));
     }
