@@ -23,17 +23,18 @@ enum class Path : std::uint8_t {
 
 [[nodiscard]] ATTNDROP_EXPORT std::string_view PathName(Path path) noexcept;
 
+// Tiles of the fused path. Results do not depend on them beyond rounding; masks not at all.
+struct TileShape {
+  std::int64_t blocks_per_task = 1;  // blocks of 64 queries that share each tile of keys: 1 .. 8
+  std::int64_t forward_keys = 128;   // keys of a tile: 1 .. 256
+  std::int64_t backward_keys = 128;  // likewise
+};
+
 // What a caller may force; by default the plan takes the fastest path that serves the problem.
 struct PlanOptions {
   std::optional<Path> path{};
   std::optional<Target> target{};  // fused path only; default: the widest that this machine has
-};
-
-// Tiles of the fused path. Results do not depend on them beyond rounding; masks not at all.
-struct TileShape {
-  std::int64_t blocks_per_task = 1;  // blocks of 64 queries that share each tile of keys (forward)
-  std::int64_t forward_keys = 256;
-  std::int64_t backward_keys = 128;
+  std::optional<TileShape> tiles{};  // fused path only
 };
 
 class ATTNDROP_EXPORT Plan {

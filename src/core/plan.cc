@@ -41,6 +41,20 @@ TileShape ChooseTiles(const Problem& problem) {
   return tiles;
 }
 
+Status CheckTiles(const TileShape& tiles) {
+  const auto key_limit = static_cast<std::int64_t>(kTileKeys);
+  const auto in = [](std::int64_t x, std::int64_t limit) { return x >= 1 && x <= limit; };
+  if (in(tiles.blocks_per_task, kMaxBlocksPerTask) && in(tiles.forward_keys, key_limit) &&
+      in(tiles.backward_keys, key_limit)) {
+    return Status::Ok();
+  }
+  return Status::InvalidArgument(
+      "tiles must have blocks_per_task in 1 .. " + FormatNumber(kMaxBlocksPerTask) +
+      " and forward_keys and backward_keys in 1 .. " + FormatNumber(key_limit) + ", got " +
+      FormatNumber(tiles.blocks_per_task) + ", " + FormatNumber(tiles.forward_keys) + " and " +
+      FormatNumber(tiles.backward_keys) + "; leave them out for the plan's own choice");
+}
+
 Result<Target> ChooseTarget(const PlanOptions& options) {
   const std::vector<Target> supported = SupportedTargets();
   if (!options.target) {
@@ -71,6 +85,9 @@ std::string_view PathName(Path path) noexcept {
 
 Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   Plan plan(problem);
+  if (options.tiles) {
+    if (Status status = CheckTiles(*options.tiles); !status.ok()) return status;
+  }
   if (options.path.value_or(Path::kReference) == Path::kReference) {
     plan.reason_ = "the reference path was asked for";
     return plan;
@@ -89,7 +106,7 @@ Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   }
   plan.path_ = Path::kFused;
   plan.target_ = *target;
-  plan.tiles_ = ChooseTiles(problem);
+  plan.tiles_ = options.tiles.value_or(ChooseTiles(problem));
   plan.reason_ = forced ? "the fused path was asked for" : "the tile kernels serve this problem";
   return plan;
 }

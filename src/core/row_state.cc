@@ -227,6 +227,8 @@ KeepCell KeepOf(const RowState& state, const Coord& at, KeepField& field) noexce
 double AtLeastOneInclusion(double keep_prob, std::int64_t visible,
                            std::uint32_t attempts) noexcept {
   const auto n = static_cast<double>(visible);
+  // Beyond this a row is empty with a chance below 2^-64, which pi does not show.
+  if (n * keep_prob > 45.0) return keep_prob;
   const double all_attempts = n * static_cast<double>(attempts);
   const double forced = std::pow(1.0 - keep_prob, all_attempts);
   return keep_prob * ChanceOfAny(keep_prob, all_attempts) / ChanceOfAny(keep_prob, n) + forced / n;

@@ -7,6 +7,7 @@
 
 #include "attndrop/dtype.h"
 #include "attndrop/strided.h"
+
 #include "kernels/kernels.h"
 
 namespace attndrop {

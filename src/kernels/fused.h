@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attndrop/attention.h"
+
 #include "kernels/kernels.h"
 
 namespace attndrop {

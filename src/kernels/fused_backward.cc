@@ -50,7 +50,7 @@ bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexc
 struct BlockRecord {
   QueryBlock block;
   BlockState state;
-  bool finite = true;                 // query, grad_out, delta and logsumexp
+  bool finite = true;                       // query, grad_out, delta and logsumexp
   std::atomic<std::int64_t> tiles_done{0};  // tiles that have added to grad_query, from first_tile
   alignas(64) float logsumexp[kBlockQueries];  // units of log2
   alignas(64) float delta[kBlockQueries];      // (A6)
@@ -159,7 +159,8 @@ class BackwardRun {
       heads_[i] = TakeHead(problem, sizes_, arena);
     }
     workers_ = arena.Take<WorkerMemory>(executor.num_workers());
-    for (int i = 0; i < executor.num_workers(); ++i) workers_[i] = TakeWorker(tiling, sizes_, arena);
+    for (int i = 0; i < executor.num_workers(); ++i)
+      workers_[i] = TakeWorker(tiling, sizes_, arena);
   }
 
   void Run() {
@@ -225,9 +226,9 @@ class BackwardRun {
     float* const grad_out = flight.grad_out + lanes * sizes_.head_dim_v;
     alignas(64) float scale[kBlockQueries];
     std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
-    record.finite = LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query) &&
-                    LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, memory.rows,
-                              grad_out);
+    record.finite =
+        LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query) &&
+        LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, memory.rows, grad_out);
     kernels_.scale_lanes(query, sizes_.head_dim, record.block.width, scale);
     kernels_.scale_lanes(grad_out, sizes_.head_dim_v, record.block.width,
                          record.state.factor.data());
@@ -258,8 +259,8 @@ class BackwardRun {
     const HeadReader grad_out(problem_.dtype(), buffers_.grad_out, batch, block.head, first_row);
     const HeadReader logsumexp(DType::kFloat32, buffers_.logsumexp, batch, block.head, first_row);
     const HeadReader grad(DType::kFloat32, buffers_.grad_logsumexp, batch, block.head, first_row);
-    float* const second = memory.rows + kBlockQueries * std::max(sizes_.padded_dim,
-                                                                 sizes_.padded_dim_v);
+    float* const second =
+        memory.rows + kBlockQueries * std::max(sizes_.padded_dim, sizes_.padded_dim_v);
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
       const std::int64_t row = block.local_query(lane);
       const float* const o = out.Rows(row, 1, sizes_.head_dim_v, memory.rows).data;
@@ -294,14 +295,13 @@ class BackwardRun {
     const auto count = static_cast<std::size_t>(tile.size());
     StartTile(slot, tile, memory);
     const std::int64_t batch = ArrayBatch(slot.batch);
-    const HeadReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head,
-                         sequence.first_row_k);
+    const HeadReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head, sequence.first_row_k);
     const HeadReader value(problem_.dtype(), buffers_.value, batch, slot.kv_head,
                            sequence.first_row_k);
     const TileRows keys = key.Rows(begin, count, sizes_.head_dim, memory.key_copy);
     const TileRows values = value.Rows(begin, count, sizes_.head_dim_v, memory.value_copy);
-    const bool finite = RowsFinite(keys, count, sizes_.head_dim) &&
-                        RowsFinite(values, count, sizes_.head_dim_v);
+    const bool finite =
+        RowsFinite(keys, count, sizes_.head_dim) && RowsFinite(values, count, sizes_.head_dim_v);
     TileWordSource source(problem_, buffers_.mask, kernels_);
     const std::int64_t blocks = NumBlocks(sequence);
     for (std::int64_t i = 0; i < blocks; ++i) {
@@ -326,8 +326,8 @@ class BackwardRun {
   struct TilePair {
     BlockRecord& record;
     std::int64_t block_index = 0;
-    std::int64_t index = 0;     // of the tile
-    std::size_t skipped = 0;    // keys of the tile that the block does not see
+    std::int64_t index = 0;   // of the tile
+    std::size_t skipped = 0;  // keys of the tile that the block does not see
     TileRows keys{};
     TileRows values{};
     bool careful = false;
@@ -476,8 +476,8 @@ class BackwardRun {
     const HeadWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(block.batch),
                             block.head, block.sequence.first_row_q);
     if (!writer.wanted()) return;
-    float* const lanes = slot.flight->grad_query +
-                         static_cast<std::size_t>(index) * kBlockQueries * sizes_.head_dim;
+    float* const lanes =
+        slot.flight->grad_query + static_cast<std::size_t>(index) * kBlockQueries * sizes_.head_dim;
     alignas(64) float scale[kBlockQueries];
     std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale()));
     kernels_.scale_lanes(lanes, sizes_.head_dim, block.width, scale);

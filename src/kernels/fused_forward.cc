@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fused forward. A task is a group of neighbouring query blocks of one head; it walks over the tiles
-// of keys that they see, once, and writes their rows of out and logsumexp.
+// Fused forward. A task is a group of neighbouring query blocks of one head; it walks over the
+// tiles of keys that they see, once, and writes their rows of out and logsumexp.
 #include <algorithm>
 #include <bit>
 #include <cfloat>
@@ -63,8 +63,7 @@ class ForwardWorker {
   // Blocks first_block .. first_block + blocks_per_task - 1 of a head, as far as they exist.
   void Run(std::int64_t batch, std::int64_t head, std::int64_t first_block) {
     const std::int64_t blocks =
-        std::min(tiling_.tiles.blocks_per_task,
-                               NumBlocks(problem_.sequence(batch)) - first_block);
+        std::min(tiling_.tiles.blocks_per_task, NumBlocks(problem_.sequence(batch)) - first_block);
     if (blocks <= 0) return;
     for (std::int64_t i = 0; i < blocks; ++i) Start(batch, head, first_block + i, works_[i]);
     RunTiles(blocks, /*careful=*/false);
@@ -106,8 +105,7 @@ class ForwardWorker {
     const HeadReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
                             block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
-    const TileRows rows =
-        reader.Rows(block.local_query(block.lane_begin), count, head_dim_, rows_);
+    const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, head_dim_, rows_);
     if (count < block.width) std::fill_n(query, head_dim_ * block.width, 0.0F);
     kernels_.transpose(rows.data, rows.stride, count, head_dim_, query + block.lane_begin,
                        block.width);
@@ -144,8 +142,7 @@ class ForwardWorker {
   void RunTile(BlockWork& work, const KeyRange& tile, TileRows keys, TileRows values,
                bool careful) {
     const QueryBlock& block = work.block;
-    const KeyRange seen{std::max(tile.begin, block.keys.begin),
-                        std::min(tile.end, block.keys.end)};
+    const KeyRange seen{std::max(tile.begin, block.keys.begin), std::min(tile.end, block.keys.end)};
     if (seen.size() == 0) return;
     const auto skipped = static_cast<std::size_t>(seen.begin - tile.begin);
     keys.data += skipped * keys.stride;
@@ -285,14 +282,14 @@ class ForwardWorker {
   TileWordSource source_;
   std::size_t head_dim_;
   std::size_t head_dim_v_;
-  BlockWork* works_ = nullptr;    // [blocks_per_task]
-  float* query_ = nullptr;        // [blocks_per_task][head_dim][64]
-  float* out_ = nullptr;          // [blocks_per_task][head_dim_v][64]
-  float* weights_ = nullptr;      // [keys][width], of the tile at hand
+  BlockWork* works_ = nullptr;  // [blocks_per_task]
+  float* query_ = nullptr;      // [blocks_per_task][head_dim][64]
+  float* out_ = nullptr;        // [blocks_per_task][head_dim_v][64]
+  float* weights_ = nullptr;    // [keys][width], of the tile at hand
   TileWords* words_ = nullptr;
-  float* rows_ = nullptr;         // [64][max head_dim]
-  float* key_copy_ = nullptr;     // [keys][head_dim], where keys cannot be read in place
-  float* value_copy_ = nullptr;   // [keys][head_dim_v]
+  float* rows_ = nullptr;        // [64][max head_dim]
+  float* key_copy_ = nullptr;    // [keys][head_dim], where keys cannot be read in place
+  float* value_copy_ = nullptr;  // [keys][head_dim_v]
   alignas(64) float fold_[kBlockQueries];
 };
 
@@ -323,7 +320,8 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
   for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
     blocks = std::max(blocks, NumBlocks(problem.sequence(batch)));
   }
-  const std::int64_t groups = (blocks + tiling.tiles.blocks_per_task - 1) / tiling.tiles.blocks_per_task;
+  const std::int64_t groups =
+      (blocks + tiling.tiles.blocks_per_task - 1) / tiling.tiles.blocks_per_task;
   // Late queries see most under a causal mask; they go first, so that no worker ends with them.
   const auto run = [&](std::int64_t task, int worker) {
     Arena arena(scratch + worker_bytes * static_cast<std::size_t>(worker));
@@ -331,7 +329,8 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
     const std::int64_t batch = task / groups / shape.num_heads;
     const std::int64_t head = task / groups % shape.num_heads;
     if (group == 0 && problem.is_ragged()) ClearUnusedRows(problem, buffers, batch, head);
-    ForwardWorker(problem, tiling, buffers, arena).Run(batch, head, group * tiling.tiles.blocks_per_task);
+    ForwardWorker(problem, tiling, buffers, arena)
+        .Run(batch, head, group * tiling.tiles.blocks_per_task);
   };
   executor.Run(shape.batch * shape.num_heads * groups, run);
 }

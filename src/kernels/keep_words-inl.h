@@ -15,10 +15,12 @@
 #define ATTNDROP_KERNELS_KEEP_WORDS_INL_H_
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/kernels.h"
@@ -46,7 +48,22 @@ struct PhiloxVectors {
   VU64 w[4];
 };
 
-HWY_INLINE void PhiloxRound(std::uint32_t k0, std::uint32_t k1, PhiloxVectors& x) {
+// The keys of all rounds, where a broadcast can load them.
+struct PhiloxSchedule {
+  std::uint64_t k0[kPhiloxRounds];
+  std::uint64_t k1[kPhiloxRounds];
+
+  explicit PhiloxSchedule(PhiloxKey key) {
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      k0[round] = key.k0;
+      k1[round] = key.k1;
+      key.k0 += kPhiloxIncrement0;
+      key.k1 += kPhiloxIncrement1;
+    }
+  }
+};
+
+HWY_INLINE void PhiloxRound(std::uint64_t k0, std::uint64_t k1, PhiloxVectors& x) {
   const DU64 d64;
   const DU32 d32;
   const VU64 p0 = hn::MulEven(hn::BitCast(d32, x.w[0]), hn::Set(d32, kPhiloxMultiplier0));
@@ -107,29 +124,43 @@ class AliasLookup {
   alignas(64) std::uint16_t wide_alias_[32];
 };
 
-HWY_INLINE std::uint64_t RowBits(hn::Mask<DU16> mask) {
-  std::uint8_t bits[8] = {};
-  hn::StoreMaskBits(DU16(), mask, bits);
-  std::uint64_t word = 0;
-  std::memcpy(&word, bits, sizeof word);
-  return word;
+// Words 2k and 2k+1 of a result as the halves of a 64-bit lane: 16 bits a row.
+HWY_INLINE VU16 Halves(VU64 even, VU64 odd) {
+  const DU32 d32;
+  const auto high = hn::BitCast(d32, hn::ShiftLeft<32>(odd));
+  return hn::BitCast(DU16(), hn::OddEven(high, hn::BitCast(d32, even)));
 }
 
-// Four columns of kRowLanes rows: ORs their bits into words[0..3] at first_row; returns the ties.
-HWY_INLINE std::uint64_t AddColumns(const AliasLookup& lookup, VU64 even, VU64 odd,
-                                    std::size_t first_row, std::uint64_t* words) {
-  const DU16 d16;
-  const DU32 d32;
-  // Word 0 of each lane stays in its low half, word 1 goes into the high one.
-  const VU16 halves = hn::BitCast(
-      d16, hn::OddEven(hn::BitCast(d32, hn::ShiftLeft<32>(odd)), hn::BitCast(d32, even)));
-  hn::Mask<DU16> ties;
-  const VU16 outcomes = lookup.Outcomes(halves, ties);
-  words[0] |= RowBits(hn::TestBit(outcomes, hn::Set(d16, 1))) << first_row;
-  words[1] |= RowBits(hn::TestBit(outcomes, hn::Set(d16, 2))) << first_row;
-  words[2] |= RowBits(hn::TestBit(outcomes, hn::Set(d16, 4))) << first_row;
-  words[3] |= RowBits(hn::TestBit(outcomes, hn::Set(d16, 8))) << first_row;
-  return RowBits(ties) << first_row;
+// Bit i of the result is row i of a mask over rows.
+template <class D>
+HWY_INLINE std::uint64_t RowBits(D d, hn::Mask<D> mask) {
+#if HWY_TARGET <= HWY_AVX3
+  (void)d;
+  return mask.raw;
+#else
+  // Written and read back in one width, so that the load can take the store over.
+  constexpr std::size_t kBits = hn::MaxLanes(D());
+  using Bits = std::conditional_t<kBits == 32, std::uint32_t,
+                                  std::conditional_t<kBits == 16, std::uint16_t, std::uint8_t>>;
+  std::uint8_t bytes[8];
+  hn::StoreMaskBits(d, mask, bytes);
+  Bits bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+#endif
+}
+
+// The eight columns of two vectors of rows, as words: bit (first_row + i) of words[c].
+HWY_INLINE void AddWords(VU16 rows_low, VU16 rows_high, std::size_t first_row,
+                         std::uint64_t* words) {
+  const DU8 d8;
+  const auto bytes = hn::ConcatEven(d8, hn::BitCast(d8, rows_high), hn::BitCast(d8, rows_low));
+  HWY_UNROLL(8)
+  for (int column = 0; column < 8; ++column) {
+    const auto bit = hn::Set(d8, static_cast<std::uint8_t>(1U << column));
+    const std::uint64_t rows = RowBits(d8, hn::TestBit(bytes, bit)) << first_row;
+    words[column] = first_row == 0 ? rows : words[column] | rows;
+  }
 }
 
 // Rows of four columns whose draw met the threshold: the scalar definition decides.
@@ -150,45 +181,75 @@ HWY_NOINLINE inline void DecideTies(const KeepWordsArgs& args, std::uint64_t tie
   }
 }
 
-// Eight columns at a time: kStates Philox states side by side hide the latency of the products.
+// Pairs of vectors of rows that are computed side by side, to hide the latency of the
+// multiplications: as many as the registers hold.
+#if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
+inline constexpr std::size_t kPairs = 2;
+#else
+inline constexpr std::size_t kPairs = 1;
+#endif
+
+struct Place {
+  std::size_t row = 0;     // of the 64, a multiple of 2 * kRowLanes
+  std::size_t column = 0;  // a multiple of 8
+};
+
+// Draws of 2 * kRowLanes rows by eight columns, from two Philox results, as words.
+HWY_INLINE void FinishPair(const KeepWordsArgs& args, const AliasLookup& lookup,
+                           const PhiloxVectors (&x)[2], const Place& place) {
+  const DU16 d16;
+  VU16 rows[2];
+  std::uint64_t ties[2] = {0, 0};  // columns 0..3 and 4..7
+  HWY_UNROLL(2)
+  for (std::size_t half = 0; half < 2; ++half) {
+    hn::Mask<DU16> ties_low;
+    hn::Mask<DU16> ties_high;
+    const VU16 low = lookup.Outcomes(Halves(x[half].w[0], x[half].w[1]), ties_low);
+    const VU16 high = lookup.Outcomes(Halves(x[half].w[2], x[half].w[3]), ties_high);
+    rows[half] = hn::Or(hn::And(low, hn::Set(d16, 0x000F)), hn::ShiftLeft<4>(high));
+    ties[0] |= RowBits(d16, ties_low) << (half * kRowLanes);
+    ties[1] |= RowBits(d16, ties_high) << (half * kRowLanes);
+  }
+  std::uint64_t* const words = args.words + place.column;
+  AddWords(rows[0], rows[1], place.row, words);
+  if (HWY_UNLIKELY((ties[0] | ties[1]) != 0)) {
+    DecideTies(args, ties[0] << place.row, place.column, words);
+    DecideTies(args, ties[1] << place.row, place.column + 4, words + 4);
+  }
+}
+
 inline void KeepWords(const KeepWordsArgs& args) {
-  constexpr std::size_t kStates = 2;
-  const DU64 d64;
+  constexpr std::size_t kPairsPerColumn = kVectorsPerWord / 2;
+  const DU64 d;
   const AliasLookup lookup(args.table);
-  for (std::size_t column = 0; column < args.count; column += 8) {
-    std::uint64_t* const words = args.words + column;
-    std::memset(words, 0, 8 * sizeof *words);
-    std::uint64_t ties[2] = {0, 0};
-    const std::uint64_t c1 = (args.column + column) / 8;
-    for (std::size_t vector = 0; vector < kVectorsPerWord; vector += kStates) {
-      PhiloxVectors x[kStates];
+  const PhiloxSchedule schedule(args.key);
+  const std::size_t pairs = args.count / 8 * kPairsPerColumn;
+  for (std::size_t first = 0; first < pairs; first += kPairs) {
+    Place places[kPairs];
+    PhiloxVectors x[kPairs][2];
+    HWY_UNROLL(2)
+    for (std::size_t p = 0; p < kPairs; ++p) {
+      // The last pair may be computed twice.
+      const std::size_t pair = std::min(first + p, pairs - 1);
+      places[p] = {pair % kPairsPerColumn * 2 * kRowLanes, pair / kPairsPerColumn * 8};
       HWY_UNROLL(2)
-      for (std::size_t s = 0; s < kStates; ++s) {
-        x[s].w[0] = hn::Iota(d64, args.row / 4 + (vector + s) * kQuadLanes);
-        x[s].w[1] = hn::Set(d64, c1);
-        x[s].w[2] = hn::Set(d64, args.h);
-        x[s].w[3] = hn::Set(d64, args.b);
-      }
-      std::uint32_t k0 = args.key.k0;
-      std::uint32_t k1 = args.key.k1;
-      HWY_UNROLL(10)
-      for (int round = 0; round < kPhiloxRounds; ++round) {
-        HWY_UNROLL(2)
-        for (std::size_t s = 0; s < kStates; ++s) PhiloxRound(k0, k1, x[s]);
-        k0 += kPhiloxIncrement0;
-        k1 += kPhiloxIncrement1;
-      }
-      HWY_UNROLL(2)
-      for (std::size_t s = 0; s < kStates; ++s) {
-        const std::size_t row = (vector + s) * kRowLanes;
-        ties[0] |= AddColumns(lookup, x[s].w[0], x[s].w[1], row, words);
-        ties[1] |= AddColumns(lookup, x[s].w[2], x[s].w[3], row, words + 4);
+      for (std::size_t half = 0; half < 2; ++half) {
+        x[p][half].w[0] = hn::Iota(d, (args.row + places[p].row + half * kRowLanes) / 4);
+        x[p][half].w[1] = hn::Set(d, (args.column + places[p].column) / 8);
+        x[p][half].w[2] = hn::Set(d, args.h);
+        x[p][half].w[3] = hn::Set(d, args.b);
       }
     }
-    if (HWY_UNLIKELY((ties[0] | ties[1]) != 0)) {
-      DecideTies(args, ties[0], column, words);
-      DecideTies(args, ties[1], column + 4, words + 4);
+    HWY_UNROLL(10)
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      HWY_UNROLL(2)
+      for (std::size_t p = 0; p < kPairs; ++p) {
+        PhiloxRound(schedule.k0[round], schedule.k1[round], x[p][0]);
+        PhiloxRound(schedule.k0[round], schedule.k1[round], x[p][1]);
+      }
     }
+    HWY_UNROLL(2)
+    for (std::size_t p = 0; p < kPairs; ++p) FinishPair(args, lookup, x[p], places[p]);
   }
 }
 

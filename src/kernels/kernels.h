@@ -127,7 +127,7 @@ struct AccumulateRowsArgs {
   std::size_t width = 0;
   std::size_t queries = 0;  // valid ones, from query first_query
   std::size_t first_query = 0;
-  TileRows rows{};               // of query first_query on; readable up to padded_dim columns
+  TileRows rows{};             // of query first_query on; readable up to padded_dim columns
   std::size_t padded_dim = 0;  // a multiple of kDimPadding
   KeyList list{};
   const std::uint64_t* select = nullptr;  // [key], as above

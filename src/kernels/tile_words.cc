@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "kernels/bit_matrix.h"
 
@@ -39,8 +40,20 @@ std::uint64_t GeometryWord(const Problem& problem, const QueryBlock& block,
   return LaneInterval(first, last);
 }
 
+bool AllMeet(const std::uint64_t* words, std::size_t count, std::uint64_t lanes) noexcept {
+  bool all = true;
+  for (std::size_t key = 0; key < count; ++key) all &= (words[key] & lanes) != 0;
+  return all;
+}
+
+// Keys whose word has one of the lanes.
 void ListKeys(const std::uint64_t* words, std::size_t count, std::uint64_t lanes,
               std::uint16_t* list, std::size_t& listed) noexcept {
+  if (AllMeet(words, count, lanes)) {
+    std::iota(list, list + count, std::uint16_t{0});
+    listed = count;
+    return;
+  }
   listed = 0;
   for (std::size_t key = 0; key < count; ++key) {
     list[listed] = static_cast<std::uint16_t>(key);
@@ -103,17 +116,40 @@ Coord TileWordSource::At(const QueryBlock& block, std::size_t lane,
 
 void TileWordSource::FindBlockState(const QueryBlock& block, BlockState& state) {
   state = {};
-  for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
-    const Row row = MakeRow(problem_, block.batch, block.head, block.local_query(lane));
-    const RowState found = FindRowState(problem_, row, mask_, field_);
-    const std::uint64_t bit = std::uint64_t{1} << lane;
-    if (found.keep_all) state.keep_all |= bit;
-    if (found.attempt != 0) state.redrawn |= bit;
-    if (found.forced_key >= 0) state.forced |= bit;
-    state.attempt[lane] = found.attempt;
-    state.forced_key[lane] = found.forced_key;
-    state.factor[lane] = static_cast<float>(found.factor);
+  const EmptyRow policy = problem_.empty_row().kind;
+  const bool draws = !problem_.drops_nothing() && !problem_.drops_everything();
+  if (draws && (policy == EmptyRow::kAtLeastOne || policy == EmptyRow::kUndropped)) {
+    for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
+      AddRowState(block, lane, state);
+    }
+    return;
   }
+  // The other policies do not look at a row's draws.
+  const bool scaled = draws && problem_.stage() == Stage::kWeights;
+  const auto factor = static_cast<float>(scaled ? 1.0 / problem_.keep_prob() : 1.0);
+  for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
+    state.factor[lane] = factor;
+    state.forced_key[lane] =
+        policy == EmptyRow::kKeepSelf
+            ? block.first + static_cast<std::int64_t>(lane) + block.sequence.shift
+            : 0;
+  }
+  if (draws && (policy == EmptyRow::kKeepSelf || policy == EmptyRow::kKeepFirst)) {
+    state.forced = LaneInterval(static_cast<std::int64_t>(block.lane_begin),
+                                static_cast<std::int64_t>(block.lane_end) - 1);
+  }
+}
+
+void TileWordSource::AddRowState(const QueryBlock& block, std::size_t lane, BlockState& state) {
+  const Row row = MakeRow(problem_, block.batch, block.head, block.local_query(lane));
+  const RowState found = FindRowState(problem_, row, mask_, field_);
+  const std::uint64_t bit = std::uint64_t{1} << lane;
+  if (found.keep_all) state.keep_all |= bit;
+  if (found.attempt != 0) state.redrawn |= bit;
+  if (found.forced_key >= 0) state.forced |= bit;
+  state.attempt[lane] = found.attempt;
+  state.forced_key[lane] = found.forced_key;
+  state.factor[lane] = static_cast<float>(found.factor);
 }
 
 void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, const KeyRange& keys,
@@ -132,7 +168,9 @@ void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, cons
       FillField(block, keys, words.kept);
       ApplyPolicy(block, state, keys, words);
     }
-    for (std::size_t key = 0; key < words.count; ++key) words.kept[key] &= words.part[key];
+    if (!words.all_part) {
+      for (std::size_t key = 0; key < words.count; ++key) words.kept[key] &= words.part[key];
+    }
     words.has_kept = problem_.stage() == Stage::kWeights;
     if (!words.has_kept) {
       std::copy(words.kept, words.kept + words.count, words.part);
@@ -225,11 +263,15 @@ void TileWordSource::FillDense(const QueryBlock& block, const KeyRange& keys,
   const std::int64_t aligned = first / 8 * 8;
   const auto skipped = static_cast<std::size_t>(first - aligned);
   const auto count = static_cast<std::size_t>(keys.size());
-  std::uint64_t buffer[kTileKeys + 16];
   KeepWordsArgs args = FieldOf(block);
   args.row = static_cast<std::uint32_t>(block.first);
   args.column = static_cast<std::uint32_t>(aligned);
   args.count = (skipped + count + 7) / 8 * 8;
+  if (args.count == count) {
+    args.words = words;
+    return kernels_.keep_words(args);
+  }
+  std::uint64_t buffer[kTileKeys + 16];
   args.words = buffer;
   kernels_.keep_words(args);
   std::copy(buffer + skipped, buffer + skipped + count, words);
@@ -325,7 +367,7 @@ void TileWordSource::ApplyPolicy(const QueryBlock& block, const BlockState& stat
     if (key < 0 || key >= keys.size()) continue;
     words.kept[key] |= std::uint64_t{1} << lane;
     if (!own_factor) continue;
-    words.special[key] |= std::uint64_t{1} << lane;
+    words.special[key] |= (std::uint64_t{1} << lane) & words.part[key];
     words.has_special = true;
   }
 }

@@ -82,6 +82,7 @@ class TileWordSource {
   [[nodiscard]] float special_ratio() const noexcept;
 
  private:
+  void AddRowState(const QueryBlock& block, std::size_t lane, BlockState& state);
   void FillPart(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
   void ApplyAttnMask(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
   void AddBias(const QueryBlock& block, const KeyRange& keys, TileWords& words) const;
