@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// "NAME[:param=value,...]": a scheme and its parameters as text.
+// A scheme and its parameters as text: "NAME[:param=value,...]".
 #pragma once
 
 #include <string>

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "attndrop/attndrop.h"
+#include "attndrop/compat.h"
 
 namespace {
 
@@ -198,6 +199,20 @@ TEST_F(GuideTest, FloatMask) {
   attndrop::SerialExecutor executor;
   attndrop::Scratch scratch;
   EXPECT_TRUE(attndrop::Forward(*plan, buffers, executor, scratch).ok());
+}
+
+TEST(TorchGuideTest, DropoutOfTheForumPost) {
+  using namespace attndrop::compat;
+
+  TorchCpuGenerator generator(1367149);  // torch.manual_seed(1367149)
+  std::vector<float> weights(16);
+  Rand(generator, weights);  // torch.rand(4, 4)
+  std::vector<std::uint8_t> keep(16);
+  attndrop::Status status =  // F.dropout(weights, 0.5)
+      DropoutKeep(generator, TorchBuild::kMkl, 0.5, keep);
+  // keep: 0001 0000 1000 0111
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(keep, (std::vector<std::uint8_t>{0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1}));
 }
 
 }  // namespace
