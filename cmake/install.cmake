@@ -35,6 +35,8 @@ cmake_path(APPEND pc_includedir "\${prefix}" "${CMAKE_INSTALL_INCLUDEDIR}")
 if(BUILD_SHARED_LIBS)
   set(pc_cflags " -DATTNDROP_SHARED")
 else()
+  # Who links the static library links what it needs.
+  set(pc_requires "Requires: libhwy\n")
   set(pc_libs " -pthread")
 endif()
 configure_file(cmake/attndrop.pc.in "${PROJECT_BINARY_DIR}/attndrop.pc" @ONLY)

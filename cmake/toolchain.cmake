@@ -7,7 +7,9 @@ if(NOT DEFINED CMAKE_CXX_COMPILER)
   endif()
 endif()
 
+# Copies of the tree share what they have in common: paths count relative to the top of each.
 find_program(ATTNDROP_CCACHE NAMES ccache)
 if(ATTNDROP_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${ATTNDROP_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${ATTNDROP_CCACHE}")
 endif()
