@@ -63,6 +63,9 @@ struct BackwardBuffers {
 [[nodiscard]] ATTNDROP_EXPORT Status Forward(const Plan& plan, const ForwardBuffers& buffers,
                                              Executor& executor, Scratch& scratch);
 
+// What a call with these buffers asks of Plan::BackwardScratchBytes.
+[[nodiscard]] ATTNDROP_EXPORT BackwardWork WorkOf(const BackwardBuffers& buffers) noexcept;
+
 // Gradients of out (and logsumexp) (docs/math/attention.md, (A6) to (A9)).
 [[nodiscard]] ATTNDROP_EXPORT Status Backward(const Plan& plan, const BackwardBuffers& buffers,
                                               Executor& executor, Scratch& scratch);

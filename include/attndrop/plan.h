@@ -33,8 +33,14 @@ struct TileShape {
 // What a caller may force; by default the plan takes the fastest path that serves the problem.
 struct PlanOptions {
   std::optional<Path> path{};
-  std::optional<Target> target{};  // fused path only; default: the widest that this machine has
+  std::optional<Target> target{};    // fused path only; default: the widest that this machine has
   std::optional<TileShape> tiles{};  // fused path only
+};
+
+// What a backward call does beside the gradients of query, key and value.
+struct BackwardWork {
+  bool grad_attn_mask = false;
+  bool recompute_forward = false;  // out or logsumexp was not kept
 };
 
 class ATTNDROP_EXPORT Plan {
@@ -52,7 +58,8 @@ class ATTNDROP_EXPORT Plan {
 
   // Scratch that a call takes with so many workers.
   [[nodiscard]] std::size_t ForwardScratchBytes(int num_workers) const noexcept;
-  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers, bool grad_attn_mask) const noexcept;
+  [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers,
+                                                 const BackwardWork& work = {}) const noexcept;
 
   // Several lines for people: path, reason, target, tiles, scratch.
   [[nodiscard]] std::string ToString() const;

@@ -28,6 +28,11 @@ bool WritesNothing(const Problem& problem, const BackwardBuffers& buffers) noexc
 
 }  // namespace
 
+BackwardWork WorkOf(const BackwardBuffers& buffers) noexcept {
+  return {.grad_attn_mask = buffers.grad_attn_mask.data != nullptr,
+          .recompute_forward = buffers.out.data == nullptr || buffers.logsumexp.data == nullptr};
+}
+
 Status Forward(const Plan& plan, const ForwardBuffers& buffers, Executor& executor,
                Scratch& scratch) {
   Status status = CheckForwardBuffers(plan.problem(), buffers);
@@ -46,16 +51,18 @@ Status Backward(const Plan& plan, const BackwardBuffers& buffers, Executor& exec
                 Scratch& scratch) {
   Status status = CheckBackwardBuffers(plan.problem(), buffers);
   if (status.ok() && WritesNothing(plan.problem(), buffers)) return status;
-  const bool grad_attn_mask = buffers.grad_attn_mask.data != nullptr;
   if (status.ok()) {
-    status = scratch.Reserve(plan.BackwardScratchBytes(executor.num_workers(), grad_attn_mask));
+    status = scratch.Reserve(plan.BackwardScratchBytes(executor.num_workers(), WorkOf(buffers)));
   }
   if (!status.ok()) return status;
-  if (plan.path() == Path::kFused && !grad_attn_mask) {
-    FusedBackward(plan.problem(), MakeTiling(plan), buffers, executor, scratch.data());
-  } else {
-    ReferenceBackward(plan.problem(), buffers, executor, scratch.data());
+  if (plan.path() == Path::kFused &&
+      FusedBackward(plan.problem(), MakeTiling(plan), buffers, executor, scratch.data())) {
+    return status;
   }
+  status = scratch.Reserve(ReferenceBackwardScratchBytes(plan.problem(), executor.num_workers(),
+                                                         WorkOf(buffers).grad_attn_mask));
+  if (!status.ok()) return status;
+  ReferenceBackward(plan.problem(), buffers, executor, scratch.data());
   return Status::Ok();
 }
 

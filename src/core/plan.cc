@@ -26,6 +26,10 @@ std::string WhyNotFused(const Problem& problem) {
     return "the tile kernels take head_dim up to " + FormatNumber(kMaxFusedHeadDim) + ", got " +
            FormatNumber(std::max(shape.head_dim, shape.head_dim_v));
   }
+  if (problem.attn_mask().kind == MaskKind::kFloat &&
+      problem.attn_mask().dtype == DType::kFloat64) {
+    return "a float64 attn_mask is added in double precision, by the reference path";
+  }
   if (shape.head_dim == 0) return "head_dim 0 has no products to tile";
   return {};
 }
@@ -77,8 +81,10 @@ Result<Target> ChooseTarget(const PlanOptions& options) {
 
 std::string_view PathName(Path path) noexcept {
   switch (path) {
-    case Path::kReference: return "reference";
-    case Path::kFused: return "fused";
+    case Path::kReference:
+      return "reference";
+    case Path::kFused:
+      return "fused";
   }
   return "unknown";
 }
@@ -88,14 +94,15 @@ Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   if (options.tiles) {
     if (Status status = CheckTiles(*options.tiles); !status.ok()) return status;
   }
-  if (options.path.value_or(Path::kReference) == Path::kReference) {
+  if (options.path == Path::kReference) {
     plan.reason_ = "the reference path was asked for";
     return plan;
   }
   const bool forced = options.path.has_value();
   plan.reason_ = WhyNotFused(problem);
   if (!plan.reason_.empty()) {
-    if (forced) return Status::Unsupported("the fused path cannot serve this problem: " + plan.reason_);
+    if (forced)
+      return Status::Unsupported("the fused path cannot serve this problem: " + plan.reason_);
     return plan;
   }
   Result<Target> target = ChooseTarget(options);
@@ -116,11 +123,11 @@ std::size_t Plan::ForwardScratchBytes(int num_workers) const noexcept {
   return FusedForwardScratchBytes(problem_, MakeTiling(*this), num_workers);
 }
 
-std::size_t Plan::BackwardScratchBytes(int num_workers, bool grad_attn_mask) const noexcept {
-  if (path_ == Path::kReference || grad_attn_mask) {
-    return ReferenceBackwardScratchBytes(problem_, num_workers, grad_attn_mask);
+std::size_t Plan::BackwardScratchBytes(int num_workers, const BackwardWork& work) const noexcept {
+  if (path_ == Path::kReference) {
+    return ReferenceBackwardScratchBytes(problem_, num_workers, work.grad_attn_mask);
   }
-  return FusedBackwardScratchBytes(problem_, MakeTiling(*this), num_workers);
+  return FusedBackwardScratchBytes(problem_, MakeTiling(*this), work, num_workers);
 }
 
 std::string Plan::ToString() const {
@@ -132,7 +139,7 @@ std::string Plan::ToString() const {
             FormatNumber(tiles_.backward_keys) + " keys";
   }
   text += "\nscratch, one worker: forward " + FormatNumber(ForwardScratchBytes(1)) +
-          " bytes, backward " + FormatNumber(BackwardScratchBytes(1, false)) + " bytes";
+          " bytes, backward " + FormatNumber(BackwardScratchBytes(1)) + " bytes";
   return text;
 }
 

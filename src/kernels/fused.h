@@ -28,8 +28,12 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
                   Executor& executor, std::byte* scratch);
 
 [[nodiscard]] std::size_t FusedBackwardScratchBytes(const Problem& problem, const Tiling& tiling,
+                                                    const BackwardWork& work,
                                                     int num_workers) noexcept;
-void FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
-                   Executor& executor, std::byte* scratch);
+// False, with nothing written, when some logsumexp is so large that its float32 form does not give
+// the weights again; then the reference path serves.
+[[nodiscard]] bool FusedBackward(const Problem& problem, const Tiling& tiling,
+                                 const BackwardBuffers& buffers, Executor& executor,
+                                 std::byte* scratch);
 
 }  // namespace attndrop

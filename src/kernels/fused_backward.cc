@@ -19,12 +19,15 @@
 #include "core/head_rows.h"
 #include "kernels/float_rows.h"
 #include "kernels/fused.h"
+#include "kernels/mask_gradient.h"
 #include "kernels/tile_words.h"
 
 namespace attndrop {
 namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
+// Weights are exp(logit - logsumexp); at this size a float32 logsumexp gives them to 0.4 %.
+constexpr float kMaxLogsumexp = 65536.0F;
 
 std::int64_t RoundUp(std::int64_t x, std::int64_t multiple) noexcept {
   return (x + multiple - 1) / multiple * multiple;
@@ -89,7 +92,8 @@ struct Sizes {
   std::size_t padded_dim_v = 0;
 };
 
-Sizes FindSizes(const Problem& problem, const Tiling& tiling, int num_workers) noexcept {
+Sizes FindSizes(const Problem& problem, const Tiling& tiling, const BackwardWork& work,
+                int num_workers) noexcept {
   const AttentionShape& shape = problem.shape();
   Sizes sizes;
   sizes.blocks = 1;  // a sequence without queries may still have rows to clear
@@ -101,6 +105,7 @@ Sizes FindSizes(const Problem& problem, const Tiling& tiling, int num_workers) n
   sizes.group = shape.num_kv_heads == 0 ? 1 : shape.num_heads / shape.num_kv_heads;
   sizes.heads_in_flight =
       std::clamp<std::int64_t>(shape.batch * shape.num_kv_heads, 1, std::max(num_workers, 1));
+  if (work.grad_attn_mask && MaskGradient::SharesSums(problem)) sizes.heads_in_flight = 1;
   const auto padding = static_cast<std::int64_t>(kDimPadding);
   sizes.head_dim = static_cast<std::size_t>(shape.head_dim);
   sizes.head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
@@ -143,6 +148,37 @@ WorkerMemory TakeWorker(const Tiling& tiling, const Sizes& sizes, Arena& arena) 
   return memory;
 }
 
+// Room for out and logsumexp, where the caller has not kept them.
+void TakeForward(const Problem& problem, const BackwardWork& work, Arena& arena,
+                 BackwardBuffers& buffers) noexcept {
+  if (!work.recompute_forward) return;
+  const AttentionShape& shape = problem.shape();
+  const std::int64_t rows =
+      SaturatingProduct(problem.array_batch() * shape.num_heads, problem.rows_q());
+  const auto bytes = static_cast<std::int64_t>(SizeOf(problem.dtype()));
+  void* const out =
+      arena.Take<std::byte>(SaturatingProduct(SaturatingProduct(rows, shape.head_dim_v), bytes));
+  void* const logsumexp = arena.Take<float>(rows);
+  buffers.out = Dense<const void>(out, shape.num_heads, problem.rows_q(), shape.head_dim_v);
+  buffers.logsumexp = Dense<const void>(logsumexp, shape.num_heads, problem.rows_q(), 1);
+}
+
+template <class T>
+Strided<void> Writable(const Strided<T>& array) noexcept {
+  return {const_cast<void*>(array.data), array.batch_stride, array.head_stride, array.row_stride,
+          array.col_stride};
+}
+
+// The forward call whose results TakeForward made room for.
+ForwardBuffers ForwardOf(const BackwardBuffers& buffers) noexcept {
+  return {.query = buffers.query,
+          .key = buffers.key,
+          .value = buffers.value,
+          .mask = buffers.mask,
+          .out = Writable(buffers.out),
+          .logsumexp = Writable(buffers.logsumexp)};
+}
+
 class BackwardRun {
  public:
   BackwardRun(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
@@ -151,9 +187,11 @@ class BackwardRun {
         tiling_(tiling),
         kernels_(*tiling.kernels),
         buffers_(buffers),
+        forward_missing_(WorkOf(buffers).recompute_forward),
         executor_(executor),
-        sizes_(FindSizes(problem, tiling, executor.num_workers())) {
+        sizes_(FindSizes(problem, tiling, WorkOf(buffers), executor.num_workers())) {
     Arena arena(scratch);
+    TakeForward(problem, WorkOf(buffers), arena, buffers_);
     heads_ = arena.Take<HeadInFlight>(sizes_.heads_in_flight);
     for (std::int64_t i = 0; i < sizes_.heads_in_flight; ++i) {
       heads_[i] = TakeHead(problem, sizes_, arena);
@@ -161,15 +199,27 @@ class BackwardRun {
     workers_ = arena.Take<WorkerMemory>(executor.num_workers());
     for (int i = 0; i < executor.num_workers(); ++i)
       workers_[i] = TakeWorker(tiling, sizes_, arena);
+    if (buffers.grad_attn_mask.data != nullptr) {
+      mask_gradient_ = MaskGradient(problem, sizes_.heads_in_flight, arena);
+    }
+    forward_scratch_ = scratch + arena.bytes();
   }
 
-  void Run() {
+  // False, with nothing written, when logsumexp leaves too few digits to find the weights again.
+  [[nodiscard]] bool Run() {
+    if (forward_missing_) {
+      FusedForward(problem_, tiling_, ForwardOf(buffers_), executor_, forward_scratch_);
+    }
+    if (!LogsumexpHasDigits()) return false;
+    if (mask_gradient_.wanted()) mask_gradient_.Clear();
     const std::int64_t pairs = problem_.shape().batch * problem_.shape().num_kv_heads;
     for (std::int64_t first = 0; first < pairs; first += sizes_.heads_in_flight) {
       wave_first_ = first;
       wave_size_ = std::min(sizes_.heads_in_flight, pairs - first);
       for (member_ = 0; member_ < sizes_.group; ++member_) RunWave();
     }
+    if (mask_gradient_.wanted()) mask_gradient_.Store(buffers_.grad_attn_mask);
+    return true;
   }
 
  private:
@@ -192,6 +242,20 @@ class BackwardRun {
     return problem_.is_ragged() ? 0 : batch;
   }
 
+  [[nodiscard]] bool LogsumexpHasDigits() const noexcept {
+    for (std::int64_t batch = 0; batch < problem_.array_batch(); ++batch) {
+      for (std::int64_t head = 0; head < problem_.shape().num_heads; ++head) {
+        const HeadReader reader(DType::kFloat32, buffers_.logsumexp, batch, head, 0);
+        for (std::int64_t row = 0; row < problem_.rows_q(); ++row) {
+          float logsumexp = 0.0F;
+          reader.CopyPadded(row, 1, 1, 1, &logsumexp);
+          if (std::isfinite(logsumexp) && std::abs(logsumexp) > kMaxLogsumexp) return false;
+        }
+      }
+    }
+    return true;
+  }
+
   void RunWave() {
     const auto prepare = [this](std::int64_t task, int worker) {
       PrepareBlock(SlotAt(task / sizes_.blocks), task % sizes_.blocks, workers_[worker]);
@@ -209,6 +273,10 @@ class BackwardRun {
       FinishBlock(SlotAt(task / sizes_.blocks), task % sizes_.blocks, workers_[worker]);
     };
     executor_.Run(wave_size_ * sizes_.blocks, finish);
+    for (std::int64_t i = 0; mask_gradient_.wanted() && i < wave_size_; ++i) {
+      const Slot slot = SlotAt(i);
+      mask_gradient_.FinishHead(slot.batch, slot.head, i);
+    }
   }
 
   // ---- prepare ----
@@ -340,12 +408,27 @@ class BackwardRun {
     if (words.part_count > 0) {
       FindGradLogits(slot, pair, memory);
       AddToKeysAndValues(pair, memory);
+      if (mask_gradient_.wanted()) mask_gradient_.AddOwned(MaskTile(pair, memory));
     }
     // Tiles add to a block's grad_query in ascending order; lower tiles never wait for this one.
     const std::int64_t turn = pair.index - record.block.keys.begin / tiling_.tiles.backward_keys;
     while (record.tiles_done.load(std::memory_order_acquire) != turn) std::this_thread::yield();
-    if (words.part_count > 0) AddToQueries(slot, pair, memory);
+    if (words.part_count > 0) {
+      AddToQueries(slot, pair, memory);
+      if (mask_gradient_.wanted()) {
+        mask_gradient_.AddOrdered(MaskTile(pair, memory), slot.flight - heads_);
+      }
+    }
     pair.record.tiles_done.store(turn + 1, std::memory_order_release);
+  }
+
+  [[nodiscard]] GradLogitsTile MaskTile(const TilePair& pair,
+                                        const WorkerMemory& memory) const noexcept {
+    return {.block = pair.record.block,
+            .words = *memory.words,
+            .grad_logits = memory.grad_logits,
+            .first_key =
+                pair.index * tiling_.tiles.backward_keys + static_cast<std::int64_t>(pair.skipped)};
   }
 
   void FindGradLogits(const Slot& slot, const TilePair& pair, WorkerMemory& memory) const {
@@ -511,12 +594,15 @@ class BackwardRun {
   const Problem& problem_;
   const Tiling& tiling_;
   const Kernels& kernels_;
-  const BackwardBuffers& buffers_;
+  BackwardBuffers buffers_;
+  bool forward_missing_;
   Executor& executor_;
   Sizes sizes_;
   HeadInFlight* heads_ = nullptr;    // [heads_in_flight]
   WorkerMemory* workers_ = nullptr;  // [num_workers]
-  std::int64_t wave_first_ = 0;      // first (batch, key/value head) of the wave
+  MaskGradient mask_gradient_;
+  std::byte* forward_scratch_ = nullptr;
+  std::int64_t wave_first_ = 0;  // first (batch, key/value head) of the wave
   std::int64_t wave_size_ = 0;
   std::int64_t member_ = 0;  // which query head of each group
 };
@@ -524,19 +610,23 @@ class BackwardRun {
 }  // namespace
 
 std::size_t FusedBackwardScratchBytes(const Problem& problem, const Tiling& tiling,
-                                      int num_workers) noexcept {
-  const Sizes sizes = FindSizes(problem, tiling, num_workers);
+                                      const BackwardWork& work, int num_workers) noexcept {
+  const Sizes sizes = FindSizes(problem, tiling, work, num_workers);
   Arena arena;
+  BackwardBuffers no_buffers;
+  TakeForward(problem, work, arena, no_buffers);
   (void)arena.Take<HeadInFlight>(sizes.heads_in_flight);
   for (std::int64_t i = 0; i < sizes.heads_in_flight; ++i) (void)TakeHead(problem, sizes, arena);
   (void)arena.Take<WorkerMemory>(num_workers);
   for (int i = 0; i < num_workers; ++i) (void)TakeWorker(tiling, sizes, arena);
-  return arena.bytes();
+  if (work.grad_attn_mask) (void)MaskGradient(problem, sizes.heads_in_flight, arena);
+  if (!work.recompute_forward) return arena.bytes();
+  return SaturatingSum(arena.bytes(), FusedForwardScratchBytes(problem, tiling, num_workers));
 }
 
-void FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
+bool FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
                    Executor& executor, std::byte* scratch) {
-  BackwardRun(problem, tiling, buffers, executor, scratch).Run();
+  return BackwardRun(problem, tiling, buffers, executor, scratch).Run();
 }
 
 }  // namespace attndrop

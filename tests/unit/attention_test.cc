@@ -221,7 +221,7 @@ TEST(AttentionTest, ScratchSizesSaturate) {
   const Plan plan = MakePlan("q1 k4294967296 d4294967296 f64 mask=f32:bhqk");
   EXPECT_EQ(plan.ForwardScratchBytes(1), kLargest);
   EXPECT_EQ(plan.ForwardScratchBytes(4096), kLargest);
-  EXPECT_EQ(plan.BackwardScratchBytes(2, true), kLargest);
+  EXPECT_EQ(plan.BackwardScratchBytes(2, {.grad_attn_mask = true}), kLargest);
   EXPECT_EQ(PathName(plan.path()), "reference");
   EXPECT_FALSE(plan.reason().empty());
 }
