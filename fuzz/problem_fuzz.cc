@@ -37,6 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Require(sequence.seqlen_k <= problem->shape().seqlen_k);
   }
   const attndrop::Result<attndrop::Plan> plan = attndrop::Plan::Make(*problem);
-  if (plan.ok()) (void)plan->BackwardScratchBytes(4096, {.grad_attn_mask = true, .recompute_forward = true});
+  if (plan.ok())
+    (void)plan->BackwardScratchBytes(4096, {.grad_attn_mask = true, .recompute_forward = true});
   return 0;
 }
