@@ -249,7 +249,7 @@ def test_sizes_of_zero(tmp_path):
     assert load(tmp_path, "m").shape == (1, 1, 0, 5)
 
 
-# ---- demo, schemes, analyze, rng ------------------------------------------------------------------
+# ---- demo, schemes, analyze, rng -----------------------------------------------------------------
 
 
 def test_demo_reproduces_the_post():
