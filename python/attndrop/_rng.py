@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seed, offset and rate of a call as the one int64 tensor that the operators read."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+from ._errors import refuse_type, refuse_value
+
+_TWO64 = 1 << 64
+_ONE32 = 1 << 32
+_OFFSET_STEP, _OFFSET_MICRO, _OFFSET_LAYER = 1 << 40, 1 << 12, 1 << 12
+
+#: What a seed or an offset may be: an integer in 0 .. 2^64 - 1, or an integer tensor of one element.
+IntLike = int | Tensor
+
+
+def call_offset(step: int, layer: int, micro: int = 0) -> int:
+    """The offset of a call: step * 2^24 + micro * 2^12 + layer.
+
+    One seed then serves a whole training: every step, micro-batch and layer draws its own mask.
+
+    Args:
+        step: optimizer step, 0 .. 2^40 - 1.
+        layer: layer of the model, 0 .. 4095.
+        micro: micro-batch inside the step (gradient accumulation), 0 .. 4095.
+
+    Raises:
+        TypeError: an argument is no integer.
+        ValueError: an argument is out of its range.
+    """
+    given = {"step": step, "layer": layer, "micro": micro}
+    limits = {"step": _OFFSET_STEP, "layer": _OFFSET_LAYER, "micro": _OFFSET_MICRO}
+    for name, value in given.items():
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        if not 0 <= number < limits[name]:
+            raise ValueError(f"{name} must be in 0 .. {limits[name] - 1}, got {number}")
+    return (step << 24) + (micro << 12) + layer
+
+
+def _signed(name: str, value: SupportsIndex) -> int:
+    """An integer of 64 bits as the int64 with the same bits."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        refuse_type(
+            f"{name} must be an integer in 0 .. 2^64 - 1 or an integer tensor, got {value!r}"
+        )
+    number = operator.index(value)
+    if not 0 <= number < _TWO64:
+        refuse_value(f"{name} must be in 0 .. 2^64 - 1, got {number}; take it modulo 2^64")
+    return number - _TWO64 if number >= _TWO64 // 2 else number
+
+
+def _keep_q32(dropout_p: float) -> int:
+    """floor((1 - dropout_p) * 2^32 + 0.5), with the refusals of dropout_p."""
+    if isinstance(dropout_p, (str, bytes, bool)):
+        refuse_type(f"dropout_p must be a number in [0, 1], got {dropout_p!r}")
+    try:
+        p = float(dropout_p)
+    except TypeError:
+        refuse_type(f"dropout_p must be a number in [0, 1], got {dropout_p!r}")
+    if not 0.0 <= p <= 1.0:
+        refuse_value(
+            f"dropout_p must be a finite number in [0, 1], got {p:g}; 0.5 drops half of the weights"
+        )
+    return math.floor((1.0 - p) * _ONE32 + 0.5)
+
+
+def _scalar(name: str, value: IntLike) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full((), _signed(name, value), dtype=torch.int64)
+    if value.numel() != 1 or value.is_floating_point() or value.is_complex():
+        refuse_type(
+            f"{name} must hold one integer, got {value.dtype} of shape {tuple(value.shape)}"
+        )
+    return value.detach().to("cpu", torch.int64).reshape(())
+
+
+def _rate(dropout_p: float | Tensor) -> Tensor:
+    if not isinstance(dropout_p, Tensor):
+        if isinstance(dropout_p, float) and torch.compiler.is_compiling():
+            dropout_p = torch.full((), dropout_p, dtype=torch.float64)
+        else:
+            return torch.full((), _keep_q32(dropout_p), dtype=torch.int64)
+    if dropout_p.numel() != 1 or not dropout_p.is_floating_point():
+        refuse_type(
+            "dropout_p must hold one floating-point number, got "
+            f"{dropout_p.dtype} of shape {tuple(dropout_p.shape)}"
+        )
+    p = dropout_p.detach().to("cpu", torch.float64).reshape(())
+    # A rate out of range or NaN becomes a keep_q32 that the operator refuses.
+    q32 = torch.floor((1.0 - p) * _ONE32 + 0.5)
+    return torch.where(torch.isfinite(q32), q32, -1.0).to(torch.int64)
+
+
+def make_rng(
+    dropout_p: float | Tensor, seed: IntLike | None, offset: IntLike, training: bool
+) -> Tensor:
+    """int64 (3) on the CPU: seed, offset, keep_q32.
+
+    Without a seed one of 63 bits is drawn from PyTorch's default generator, and only where
+    something may be dropped.
+    """
+    if (
+        type(dropout_p) is float
+        and type(seed) is int
+        and type(offset) is int
+        and not torch.compiler.is_compiling()
+    ):
+        q32 = _keep_q32(dropout_p) if training else _ONE32
+        return torch.tensor([_signed("seed", seed), _signed("offset", offset), q32])
+    return _make_rng(dropout_p, seed, offset, training)
+
+
+def _make_rng(
+    dropout_p: float | Tensor, seed: IntLike | None, offset: IntLike, training: bool
+) -> Tensor:
+    rate = _rate(dropout_p) if training else torch.full((), _ONE32, dtype=torch.int64)
+    draws = training and (isinstance(dropout_p, Tensor) or dropout_p != 0)
+    if seed is None:
+        seed = torch.randint((1 << 63) - 1, (), dtype=torch.int64) if draws else 0
+    return torch.stack([_scalar("seed", seed), _scalar("offset", offset), rate])
