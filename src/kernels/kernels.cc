@@ -66,9 +66,11 @@ constexpr CompiledTarget kCompiled[] = {
 }  // namespace
 
 const Kernels* KernelsFor(Target target) noexcept {
+  // Asked once: Highway asks the processor each time, which takes 10 us inside a virtual machine.
+  static const std::int64_t supported = hwy::SupportedTargets();
   for (const CompiledTarget& compiled : kCompiled) {
     if (compiled.target != target) continue;
-    return (hwy::SupportedTargets() & compiled.hwy_target) != 0 ? &compiled.kernels : nullptr;
+    return (supported & compiled.hwy_target) != 0 ? &compiled.kernels : nullptr;
   }
   return nullptr;
 }
