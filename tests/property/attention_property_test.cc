@@ -62,8 +62,8 @@ TEST(AttentionProperty, ThreadsAndRepetitionChangeNoBit) {
         RunBackward(args, once);
         for (const int threads : {1, 2, 3, 4}) {
           ProblemArrays again = MakeArrays(args, seed, options);
-          RunForward(args, again, threads);
-          RunBackward(args, again, threads);
+          RunForward(args, again, {.threads = threads});
+          RunBackward(args, again, {.threads = threads});
           for (std::size_t k = 0; k < 2; ++k) {
             EXPECT_TRUE(SameBits(*once.Outputs()[k], *again.Outputs()[k])) << threads << " threads";
           }

@@ -140,7 +140,7 @@ TEST(Independence, SchemesAndAttempts) {
   std::uint64_t agree = 0, cells = 0;
   for (std::size_t r = 0; r < x.rows; ++r) {
     for (std::size_t c = 0; c <= r; ++c, ++cells) {
-      agree += x.Get(r, c) == y.Get(r, c) ? 1 : 0;
+      agree += x.Get(r, c) == y.Get(r, c) ? 1U : 0U;
       ASSERT_EQ(y.Get(r, c), y.Get(c, r));
     }
   }
@@ -234,7 +234,7 @@ TEST(Independence, RankOfBlocksOverTwo) {
       for (std::size_t word = 0; word < 16; ++word, ++blocks) {
         std::vector<std::uint64_t> rows;
         for (std::size_t k = 0; k < 64; ++k) rows.push_back(bits.row(r + k)[word]);
-        full_rank += RankOverTwo(rows) == 64 ? 1 : 0;
+        full_rank += RankOverTwo(rows) == 64 ? 1U : 0U;
       }
     }
   }

@@ -21,34 +21,36 @@ void WithExecutor(int threads, F&& call) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-Plan MustPlan(const ProblemArgs& args) {
-  Result<Plan> plan = Plan::Make(MustMake(args));
+Plan MustPlan(const ProblemArgs& args, const PlanOptions& options) {
+  Result<Plan> plan = Plan::Make(MustMake(args), options);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   return *std::move(plan);
 }
 
 }  // namespace
 
-void ExpectForward(const ProblemArgs& args, const ForwardBuffers& buffers, int threads) {
-  const Plan plan = MustPlan(args);
+void ExpectForward(const ProblemArgs& args, const ForwardBuffers& buffers,
+                   const RunOptions& options) {
+  const Plan plan = MustPlan(args, options.plan);
   Scratch scratch;
-  WithExecutor(threads,
+  WithExecutor(options.threads,
                [&](Executor& executor) { return Forward(plan, buffers, executor, scratch); });
 }
 
-void ExpectBackward(const ProblemArgs& args, const BackwardBuffers& buffers, int threads) {
-  const Plan plan = MustPlan(args);
+void ExpectBackward(const ProblemArgs& args, const BackwardBuffers& buffers,
+                    const RunOptions& options) {
+  const Plan plan = MustPlan(args, options.plan);
   Scratch scratch;
-  WithExecutor(threads,
+  WithExecutor(options.threads,
                [&](Executor& executor) { return Backward(plan, buffers, executor, scratch); });
 }
 
-void RunForward(const ProblemArgs& args, ProblemArrays& arrays, int threads) {
-  ExpectForward(args, arrays.ForForward(), threads);
+void RunForward(const ProblemArgs& args, ProblemArrays& arrays, const RunOptions& options) {
+  ExpectForward(args, arrays.ForForward(), options);
 }
 
-void RunBackward(const ProblemArgs& args, ProblemArrays& arrays, int threads) {
-  ExpectBackward(args, arrays.ForBackward(), threads);
+void RunBackward(const ProblemArgs& args, ProblemArrays& arrays, const RunOptions& options) {
+  ExpectBackward(args, arrays.ForBackward(), options);
 }
 
 LibraryMask RunKeepMask(const ProblemArgs& args, ProblemArrays& arrays, int threads) {

@@ -17,15 +17,23 @@ struct LibraryMask {
   std::vector<double> factors;
 };
 
-void RunForward(const ProblemArgs& args, ProblemArrays& arrays, int threads = 1);
-void RunBackward(const ProblemArgs& args, ProblemArrays& arrays, int threads = 1);
+// The reference path unless the plan says otherwise.
+struct RunOptions {
+  int threads = 1;
+  PlanOptions plan{.path = Path::kReference, .target = {}};
+};
+
+void RunForward(const ProblemArgs& args, ProblemArrays& arrays, const RunOptions& options = {});
+void RunBackward(const ProblemArgs& args, ProblemArrays& arrays, const RunOptions& options = {});
 [[nodiscard]] LibraryMask RunKeepMask(const ProblemArgs& args, ProblemArrays& arrays,
                                       int threads = 1);
 // The mask of a problem without attn_mask and ALiBi, which needs no arrays.
 [[nodiscard]] LibraryMask RunKeepMask(const ProblemArgs& args);
 
 // The same, on buffers made by hand.
-void ExpectForward(const ProblemArgs& args, const ForwardBuffers& buffers, int threads = 1);
-void ExpectBackward(const ProblemArgs& args, const BackwardBuffers& buffers, int threads = 1);
+void ExpectForward(const ProblemArgs& args, const ForwardBuffers& buffers,
+                   const RunOptions& options = {});
+void ExpectBackward(const ProblemArgs& args, const BackwardBuffers& buffers,
+                    const RunOptions& options = {});
 
 }  // namespace attndrop::testing

@@ -130,6 +130,39 @@ TEST(MaskFormat, EveryRateIsExact) {
   }
 }
 
+// A threshold put exactly at, below and above what a point draws: the first 12 bits, then the 32
+// that decide a tie. By chance such a tie of all 44 bits is never met.
+TEST(MaskFormat, DrawsThatMeetTheirThreshold) {
+  Random random(6);
+  for (int k = 0; k < 200; ++k) {
+    const PhiloxKey key{static_cast<std::uint32_t>(random.Next()), 5};
+    const FieldPoint at{static_cast<std::uint32_t>(random.Next()),
+                        static_cast<std::uint32_t>(random.Next()) & ~3U, 7, 8};
+    const std::uint32_t row = at.r % 4, group = (at.c / 4) % 2;
+    const OracleKey oracle_key{key.k0, key.k1};
+    const OracleWords words = OraclePhilox(oracle_key, {at.r / 4, at.c / 8, at.h, at.b});
+    const std::uint32_t half = (words[(4 * group + row) / 2] >> (16 * (row % 2))) & 0xFFFF;
+    const std::uint64_t tie =
+        OraclePhilox(oracle_key, {at.r / 4 + ((1 + group) << 30), at.c / 8, at.h, at.b})[row];
+    const std::uint64_t draw = (std::uint64_t{half / 16} << 32) + tie;
+    for (const std::int64_t above : {-1, 0, 1}) {
+      AliasTable table;
+      OracleTable oracle;
+      for (std::size_t o = 0; o < 16; ++o) {
+        table.threshold[o] = oracle.threshold[o] = draw + static_cast<std::uint64_t>(above);
+        table.alias[o] = static_cast<std::uint8_t>(15 - o);
+        oracle.alias[o] = static_cast<unsigned>(15 - o);
+      }
+      const unsigned want = above > 0 ? half % 16 : 15 - half % 16;
+      EXPECT_EQ(FieldNibble(table, key, at), want) << above;
+      for (std::uint32_t bit = 0; bit < 4; ++bit) {
+        EXPECT_EQ(OracleFieldBit(oracle, oracle_key, {at.r, at.c + bit, at.h, at.b}),
+                  ((want >> bit) & 1U) != 0);
+      }
+    }
+  }
+}
+
 ProblemArgs ArgsOf(const std::string& scheme, std::int64_t queries, std::int64_t keys) {
   ProblemArgs args;
   args.shape = {.batch = 4, .num_heads = 16, .seqlen_q = queries, .seqlen_k = keys, .head_dim = 1};

@@ -156,38 +156,37 @@ TEST(Reference, LowestFiniteMaskIsAnOrdinaryLogit) {
   EXPECT_NEAR(arrays.out.Get(0, 0, 1, 2) + arrays.out.Get(0, 0, 1, 3), 1.0, 1e-15);
 }
 
+// Infinite logits come from infinite keys; attn_mask may hold no +inf.
 TEST(Reference, InfiniteLogitsShareTheRow) {
-  ProblemArgs args = Args(2, 4, 1, 4);
-  args.attn_mask = {MaskKind::kFloat, DType::kFloat64, false, false, true, true};
-  ProblemArrays arrays = MakeArrays(args, 4);
-  arrays.attn_mask.Fill([](std::int64_t, std::int64_t, std::int64_t r, std::int64_t c) {
-    return c <= r ? kInfinity : 0.0;
-  });
-  arrays.value.Fill(Identity);
-  SerialExecutor executor;
-  Scratch scratch;
-  const Plan plan = *Plan::Make(MustMake(args));
-  const Status status = Forward(plan, arrays.ForForward(), executor, scratch);
-  if (status.ok()) {
+  for (const std::int64_t infinite : {1, 2}) {
+    ProblemArrays arrays = MakeArrays(Args(1, 4, 1, 4), 4);
+    arrays.query.FillAll(1.0);
+    for (std::int64_t key = 1; key <= infinite; ++key) arrays.key.Set(0, 0, key, 0, kInfinity);
+    arrays.value.Fill(Identity);
+    RunForward(Args(1, 4, 1, 4), arrays);
     for (std::int64_t c = 0; c < 4; ++c) {
-      EXPECT_EQ(arrays.out.Get(0, 0, 0, c), c == 0 ? 1.0 : 0.0);
-      EXPECT_EQ(arrays.out.Get(0, 0, 1, c), c <= 1 ? 0.5 : 0.0);
+      const bool shares = c >= 1 && c <= infinite;
+      EXPECT_EQ(arrays.out.Get(0, 0, 0, c), shares ? 1.0 / static_cast<double>(infinite) : 0.0);
     }
-    EXPECT_EQ(arrays.logsumexp.Get(0, 0, 1, 0), kInfinity);
-  } else {
-    EXPECT_NE(status.message().find("attn_mask"), std::string::npos) << status.message();
+    EXPECT_EQ(arrays.logsumexp.Get(0, 0, 0, 0), kInfinity);
   }
 }
 
-TEST(Reference, InfiniteLogitFromTheKey) {
-  ProblemArgs args = Args(1, 3, 1, 3);
-  ProblemArrays arrays = MakeArrays(args, 4);
-  arrays.query.FillAll(1.0);
-  arrays.key.Set(0, 0, 1, 0, kInfinity);
-  arrays.value.Fill(Identity);
-  RunForward(args, arrays);
-  for (std::int64_t c = 0; c < 3; ++c) EXPECT_EQ(arrays.out.Get(0, 0, 0, c), c == 1 ? 1.0 : 0.0);
-  EXPECT_EQ(arrays.logsumexp.Get(0, 0, 0, 0), kInfinity);
+TEST(Reference, InfiniteOrNaNMaskIsRefusedBeforeWriting) {
+  for (const double bad : {kInfinity, kNaN}) {
+    ProblemArgs args = Args(2, 4, 1, 1);
+    args.attn_mask = {MaskKind::kFloat, DType::kFloat64, false, false, true, true};
+    ProblemArrays arrays = MakeArrays(args, 4);
+    arrays.attn_mask.FillAll(0.0);
+    arrays.attn_mask.Set(0, 0, 1, 2, bad);
+    SerialExecutor executor;
+    Scratch scratch;
+    const Status status =
+        Forward(*Plan::Make(MustMake(args)), arrays.ForForward(), executor, scratch);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("attn_mask"), std::string::npos) << status.message();
+    for (const double x : arrays.out.ToDouble().values) EXPECT_TRUE(std::isnan(x)) << "written";
+  }
 }
 
 TEST(Reference, HugeLogitsStayFinite) {
