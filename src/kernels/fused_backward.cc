@@ -17,6 +17,7 @@
 
 #include "core/arena.h"
 #include "core/head_rows.h"
+#include "kernels/backward_memory.h"
 #include "kernels/float_rows.h"
 #include "kernels/fused.h"
 #include "kernels/mask_gradient.h"
@@ -28,10 +29,6 @@ namespace {
 constexpr double kLog2E = 1.4426950408889634;
 // Weights are exp(logit - logsumexp); at this size a float32 logsumexp gives them to 0.4 %.
 constexpr float kMaxLogsumexp = 65536.0F;
-
-std::int64_t RoundUp(std::int64_t x, std::int64_t multiple) noexcept {
-  return (x + multiple - 1) / multiple * multiple;
-}
 
 bool AllFinite(const float* x, std::size_t count) noexcept {
   std::uint32_t non_finite = 0;
@@ -47,136 +44,6 @@ bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexc
     if (!AllFinite(rows.data + row * rows.stride, cols)) return false;
   }
   return true;
-}
-
-// A query block of the head in flight, as prepare leaves it for the tiles.
-struct BlockRecord {
-  QueryBlock block;
-  BlockState state;
-  bool finite = true;                       // query, grad_out, delta and logsumexp
-  std::atomic<std::int64_t> tiles_done{0};  // tiles that have added to grad_query, from first_tile
-  alignas(64) float logsumexp[kBlockQueries];  // units of log2
-  alignas(64) float delta[kBlockQueries];      // (A6)
-};
-
-// One query head in flight: memory linear in the sequence length.
-struct HeadInFlight {
-  BlockRecord* blocks = nullptr;  // [num blocks]
-  float* query = nullptr;         // [block][head_dim][64], scaled by scale * log2(e)
-  float* grad_out = nullptr;      // [block][head_dim_v][64], times the row's factor
-  float* grad_query = nullptr;    // [block][head_dim][64]
-  float* grad_key = nullptr;      // [seqlen_k][padded head_dim], only where heads share keys
-  float* grad_value = nullptr;    // [seqlen_k][padded head_dim_v]
-};
-
-// What a worker needs for one tile.
-struct WorkerMemory {
-  TileWords* words = nullptr;
-  float* weights = nullptr;      // [keys][64]
-  float* grad_logits = nullptr;  // [keys][64]
-  float* grad_key = nullptr;     // [keys][padded head_dim]
-  float* grad_value = nullptr;   // [keys][padded head_dim_v]
-  float* key_copy = nullptr;     // [keys][head_dim]
-  float* value_copy = nullptr;   // [keys][head_dim_v]
-  float* rows = nullptr;         // [64][padded max head_dim], twice
-};
-
-struct Sizes {
-  std::int64_t blocks = 0;  // of the longest sequence
-  std::int64_t tiles = 0;
-  std::int64_t heads_in_flight = 0;
-  std::int64_t group = 0;  // query heads of a key/value head
-  std::size_t head_dim = 0;
-  std::size_t head_dim_v = 0;
-  std::size_t padded_dim = 0;
-  std::size_t padded_dim_v = 0;
-};
-
-Sizes FindSizes(const Problem& problem, const Tiling& tiling, const BackwardWork& work,
-                int num_workers) noexcept {
-  const AttentionShape& shape = problem.shape();
-  Sizes sizes;
-  sizes.blocks = 1;  // a sequence without queries may still have rows to clear
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
-    sizes.blocks = std::max(sizes.blocks, NumBlocks(problem.sequence(batch)));
-  }
-  const std::int64_t keys = tiling.tiles.backward_keys;
-  sizes.tiles = std::max<std::int64_t>(1, RoundUp(shape.seqlen_k, keys) / keys);
-  sizes.group = shape.num_kv_heads == 0 ? 1 : shape.num_heads / shape.num_kv_heads;
-  sizes.heads_in_flight =
-      std::clamp<std::int64_t>(shape.batch * shape.num_kv_heads, 1, std::max(num_workers, 1));
-  if (work.grad_attn_mask && MaskGradient::SharesSums(problem)) sizes.heads_in_flight = 1;
-  const auto padding = static_cast<std::int64_t>(kDimPadding);
-  sizes.head_dim = static_cast<std::size_t>(shape.head_dim);
-  sizes.head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
-  sizes.padded_dim = static_cast<std::size_t>(RoundUp(shape.head_dim, padding));
-  sizes.padded_dim_v = static_cast<std::size_t>(RoundUp(shape.head_dim_v, padding));
-  return sizes;
-}
-
-HeadInFlight TakeHead(const Problem& problem, const Sizes& sizes, Arena& arena) noexcept {
-  const AttentionShape& shape = problem.shape();
-  const auto lanes = static_cast<std::int64_t>(kBlockQueries);
-  HeadInFlight head;
-  head.blocks = arena.Take<BlockRecord>(sizes.blocks);
-  head.query = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim));
-  head.grad_out = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim_v));
-  head.grad_query = arena.Take<float>(SaturatingProduct(sizes.blocks * lanes, shape.head_dim));
-  if (sizes.group > 1) {
-    const auto padded = static_cast<std::int64_t>(sizes.padded_dim);
-    const auto padded_v = static_cast<std::int64_t>(sizes.padded_dim_v);
-    head.grad_key = arena.Take<float>(SaturatingProduct(shape.seqlen_k, padded));
-    head.grad_value = arena.Take<float>(SaturatingProduct(shape.seqlen_k, padded_v));
-  }
-  return head;
-}
-
-WorkerMemory TakeWorker(const Tiling& tiling, const Sizes& sizes, Arena& arena) noexcept {
-  const std::int64_t keys = tiling.tiles.backward_keys;
-  const auto lanes = static_cast<std::int64_t>(kBlockQueries);
-  const auto padded = static_cast<std::int64_t>(sizes.padded_dim);
-  const auto padded_v = static_cast<std::int64_t>(sizes.padded_dim_v);
-  WorkerMemory memory;
-  memory.words = arena.Take<TileWords>(1);
-  memory.weights = arena.Take<float>(keys * lanes);
-  memory.grad_logits = arena.Take<float>(keys * lanes);
-  memory.grad_key = arena.Take<float>(keys * padded);
-  memory.grad_value = arena.Take<float>(keys * padded_v);
-  memory.key_copy = arena.Take<float>(keys * padded);
-  memory.value_copy = arena.Take<float>(keys * padded_v);
-  memory.rows = arena.Take<float>(2 * lanes * std::max(padded, padded_v));
-  return memory;
-}
-
-// Room for out and logsumexp, where the caller has not kept them.
-void TakeForward(const Problem& problem, const BackwardWork& work, Arena& arena,
-                 BackwardBuffers& buffers) noexcept {
-  if (!work.recompute_forward) return;
-  const AttentionShape& shape = problem.shape();
-  const std::int64_t rows =
-      SaturatingProduct(problem.array_batch() * shape.num_heads, problem.rows_q());
-  const auto bytes = static_cast<std::int64_t>(SizeOf(problem.dtype()));
-  void* const out =
-      arena.Take<std::byte>(SaturatingProduct(SaturatingProduct(rows, shape.head_dim_v), bytes));
-  void* const logsumexp = arena.Take<float>(rows);
-  buffers.out = Dense<const void>(out, shape.num_heads, problem.rows_q(), shape.head_dim_v);
-  buffers.logsumexp = Dense<const void>(logsumexp, shape.num_heads, problem.rows_q(), 1);
-}
-
-template <class T>
-Strided<void> Writable(const Strided<T>& array) noexcept {
-  return {const_cast<void*>(array.data), array.batch_stride, array.head_stride, array.row_stride,
-          array.col_stride};
-}
-
-// The forward call whose results TakeForward made room for.
-ForwardBuffers ForwardOf(const BackwardBuffers& buffers) noexcept {
-  return {.query = buffers.query,
-          .key = buffers.key,
-          .value = buffers.value,
-          .mask = buffers.mask,
-          .out = Writable(buffers.out),
-          .logsumexp = Writable(buffers.logsumexp)};
 }
 
 class BackwardRun {
@@ -597,7 +464,7 @@ class BackwardRun {
   BackwardBuffers buffers_;
   bool forward_missing_;
   Executor& executor_;
-  Sizes sizes_;
+  BackwardSizes sizes_;
   HeadInFlight* heads_ = nullptr;    // [heads_in_flight]
   WorkerMemory* workers_ = nullptr;  // [num_workers]
   MaskGradient mask_gradient_;
@@ -608,21 +475,6 @@ class BackwardRun {
 };
 
 }  // namespace
-
-std::size_t FusedBackwardScratchBytes(const Problem& problem, const Tiling& tiling,
-                                      const BackwardWork& work, int num_workers) noexcept {
-  const Sizes sizes = FindSizes(problem, tiling, work, num_workers);
-  Arena arena;
-  BackwardBuffers no_buffers;
-  TakeForward(problem, work, arena, no_buffers);
-  (void)arena.Take<HeadInFlight>(sizes.heads_in_flight);
-  for (std::int64_t i = 0; i < sizes.heads_in_flight; ++i) (void)TakeHead(problem, sizes, arena);
-  (void)arena.Take<WorkerMemory>(num_workers);
-  for (int i = 0; i < num_workers; ++i) (void)TakeWorker(tiling, sizes, arena);
-  if (work.grad_attn_mask) (void)MaskGradient(problem, sizes.heads_in_flight, arena);
-  if (!work.recompute_forward) return arena.bytes();
-  return SaturatingSum(arena.bytes(), FusedForwardScratchBytes(problem, tiling, num_workers));
-}
 
 bool FusedBackward(const Problem& problem, const Tiling& tiling, const BackwardBuffers& buffers,
                    Executor& executor, std::byte* scratch) {

@@ -57,9 +57,17 @@ def test_every_source_names_its_licence_and_says_what_it_holds():
     check(files(CODE_FOLDERS, ".h", ".cc", ".py"), complain)
 
 
+def is_kernel(path):
+    """Compiled once for each instruction set, in the way that Highway prescribes."""
+    return path.name.endswith("-inl.h") or path == ROOT / "src/kernels/kernels.cc"
+
+
 def test_headers_are_included_once():
     def complain(path):
-        if "#pragma once" not in path.read_text(encoding="utf-8").splitlines():
+        if path.name.endswith("-inl.h"):
+            if "defined(HWY_TARGET_TOGGLE)" not in path.read_text(encoding="utf-8"):
+                yield "no guard per target"
+        elif "#pragma once" not in path.read_text(encoding="utf-8").splitlines():
             yield "no #pragma once"
 
     check(files(CODE_FOLDERS, ".h"), complain)
@@ -93,7 +101,7 @@ def test_public_headers_include_the_standard_library_only():
         ("src/schemes", r'"attndrop/[a-z0-9_]+\.h"'),
         ("src/rng", r'"(attndrop|rng|core)/[a-z0-9_]+\.h"'),
         ("src/compat", r'"(attndrop|rng|core|compat)/[a-z0-9_]+\.h"'),
-        ("src", r'"((attndrop|[a-z]+)/[a-z0-9_]+\.h|scheme_(includes|types)\.inc)"'),
+        ("src", r'"((attndrop|[a-z]+)/[a-z0-9_]+(-inl)?\.h|scheme_(includes|types)\.inc)"'),
     ],
 )
 def test_dependencies_point_one_way(folder, allowed):
@@ -103,6 +111,8 @@ def test_dependencies_point_one_way(folder, allowed):
         for include in includes_of(path):
             standard = re.fullmatch(r"<[a-z0-9_]+>|<(pthread|sys/\w+|unistd)\.h>", include)
             outside = re.match('"(cli|tests|support)/', include)
+            if include.startswith('"hwy/') and not is_kernel(path):
+                yield f"{include}: Highway is for src/kernels"
             if not standard and (outside or not re.fullmatch(allowed, include)):
                 yield include
 
@@ -124,7 +134,12 @@ def test_the_library_neither_throws_nor_prints_nor_aborts():
 
 def test_macros_are_defined_in_one_place():
     def complain(path):
-        if path != ROOT / "include/attndrop/export.h":
+        if path == ROOT / "include/attndrop/export.h":
+            return
+        if is_kernel(path):
+            guards = r"^\s*#\s*define (?!ATTNDROP_\w+_INL_H_$|HWY_).*"
+            yield from re.findall(guards, code_of(path), flags=re.M)
+        else:
             yield from re.findall(r"^\s*#\s*define .*", code_of(path), flags=re.M)
 
     check(cpp("include", "src", "cli"), complain)
