@@ -26,10 +26,10 @@ HWY_BEFORE_NAMESPACE();
 namespace attndrop {
 namespace HWY_NAMESPACE {
 
-// Runs Group<R, C>(first, lane) over the list in groups of rows and the width in panels.
+// Runs Group<R, C>(first, lane) over the list in groups of rows and the lanes in panels.
 template <class Group>
-HWY_INLINE void ForEachGroup(std::size_t width, std::size_t count, const Group& group) {
-  ForEachPanel(width, [count, &group]<int C>(std::size_t lane) HWY_ATTR {
+HWY_INLINE void ForEachGroup(const LaneRange& lanes, std::size_t count, const Group& group) {
+  ForEachPanel(lanes, [count, &group]<int C>(std::size_t lane) HWY_ATTR {
     constexpr std::size_t kRows = kRowsFor<C>;
     std::size_t first = 0;
     for (; first + kRows <= count; first += kRows) group.template Run<kRows, C>(first, lane);
@@ -72,12 +72,12 @@ struct WeightsAgainGroup {
 inline void WeightsAgain(const WeightsAgainArgs& args) {
   const bool bias = args.masks.bias != nullptr;
   const bool part = args.masks.part != nullptr;
-  const std::size_t width = args.width;
+  const LaneRange& lanes = args.lanes;
   const std::size_t count = args.list.count;
-  if (bias && part) return ForEachGroup(width, count, WeightsAgainGroup<true, true>{args});
-  if (bias) return ForEachGroup(width, count, WeightsAgainGroup<true, false>{args});
-  if (part) return ForEachGroup(width, count, WeightsAgainGroup<false, true>{args});
-  return ForEachGroup(width, count, WeightsAgainGroup<false, false>{args});
+  if (bias && part) return ForEachGroup(lanes, count, WeightsAgainGroup<true, true>{args});
+  if (bias) return ForEachGroup(lanes, count, WeightsAgainGroup<true, false>{args});
+  if (part) return ForEachGroup(lanes, count, WeightsAgainGroup<false, true>{args});
+  return ForEachGroup(lanes, count, WeightsAgainGroup<false, false>{args});
 }
 
 template <bool kPart, bool kKept>
@@ -87,7 +87,7 @@ struct GradLogitsGroup {
   template <int R, int C>
   HWY_INLINE void Run(std::size_t first, std::size_t lane) const {
     const DF d;
-    const RowGroup<R> group(args.list, first);
+    const RowGroup<R> group(args.kept_list, first);
     const float* value[R];
     PointAtRows<R>(args.value, group, value);
     Accumulators<R, C> acc;
@@ -133,15 +133,41 @@ struct GradLogitsGroup {
   }
 };
 
+// Keys that no query keeps: grad_logits = -weights * delta.
+template <bool kPart>
+HWY_INLINE void GradDroppedLogits(const GradLogitsArgs& args) {
+  const DF d;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < args.list.count; ++i) {
+    const std::size_t key = args.list.keys[i];
+    if (kept < args.kept_list.count && args.kept_list.keys[kept] == key) {
+      ++kept;
+      continue;
+    }
+    for (std::size_t lane = args.lanes.begin; lane < args.lanes.end; lane += kLanes) {
+      const std::size_t place = key * args.width + lane;
+      const VF delta = hn::LoadU(d, args.delta + lane);
+      VF grad_logits = hn::Mul(hn::LoadU(d, args.weights + place), hn::Neg(delta));
+      if constexpr (kPart) {
+        grad_logits = hn::IfThenElseZero(LaneMask(d, args.masks.part[key], lane), grad_logits);
+      }
+      hn::StoreU(grad_logits, d, args.grad_logits + place);
+    }
+  }
+}
+
 inline void GradLogits(const GradLogitsArgs& args) {
   const bool part = args.masks.part != nullptr;
   const bool kept = args.masks.kept != nullptr;
-  const std::size_t width = args.width;
-  const std::size_t count = args.list.count;
-  if (part && kept) return ForEachGroup(width, count, GradLogitsGroup<true, true>{args});
-  if (part) return ForEachGroup(width, count, GradLogitsGroup<true, false>{args});
-  if (kept) return ForEachGroup(width, count, GradLogitsGroup<false, true>{args});
-  return ForEachGroup(width, count, GradLogitsGroup<false, false>{args});
+  if (args.kept_list.count < args.list.count) {
+    part ? GradDroppedLogits<true>(args) : GradDroppedLogits<false>(args);
+  }
+  const LaneRange& lanes = args.lanes;
+  const std::size_t count = args.kept_list.count;
+  if (part && kept) return ForEachGroup(lanes, count, GradLogitsGroup<true, true>{args});
+  if (part) return ForEachGroup(lanes, count, GradLogitsGroup<true, false>{args});
+  if (kept) return ForEachGroup(lanes, count, GradLogitsGroup<false, true>{args});
+  return ForEachGroup(lanes, count, GradLogitsGroup<false, false>{args});
 }
 
 // grad_key and grad_value: lanes are dims.
@@ -191,7 +217,7 @@ inline void AccumulateSelectedRows(const AccumulateRowsArgs& args) {
 
 inline void AccumulateRows(const AccumulateRowsArgs& args) {
   if (args.select != nullptr) return AccumulateSelectedRows(args);
-  ForEachGroup(args.padded_dim, args.list.count, AccumulateRowsGroup{args});
+  ForEachGroup({0, args.padded_dim}, args.list.count, AccumulateRowsGroup{args});
 }
 
 }  // namespace HWY_NAMESPACE

@@ -27,24 +27,24 @@ HWY_BEFORE_NAMESPACE();
 namespace attndrop {
 namespace HWY_NAMESPACE {
 
-// Calls f.template operator()<C>(first lane) for panels of C vectors that cover `width` lanes.
+// Calls f.template operator()<C>(first lane) for panels of C vectors that cover the lanes.
 template <class F>
-HWY_INLINE void ForEachPanel(std::size_t width, const F& f) {
+HWY_INLINE void ForEachPanel(const LaneRange& lanes, const F& f) {
   constexpr std::size_t kPanel = static_cast<std::size_t>(kPanelVectors) * kLanes;
-  std::size_t lane = 0;
-  for (; lane + kPanel <= width; lane += kPanel) f.template operator()<kPanelVectors>(lane);
+  std::size_t lane = lanes.begin;
+  for (; lane + kPanel <= lanes.end; lane += kPanel) f.template operator()<kPanelVectors>(lane);
+  if (lane == lanes.end) return;
   if constexpr (kPanelVectors == 4) {
-    if (lane + 2 * kLanes <= width) {
-      f.template operator()<2>(lane);
-      lane += 2 * kLanes;
-    }
+    const std::size_t vectors = (lanes.end - lane) / kLanes;
+    if (vectors == 3) return f.template operator()<3>(lane);
+    if (vectors == 2) return f.template operator()<2>(lane);
   }
-  if (lane < width) f.template operator()<1>(lane);
+  f.template operator()<1>(lane);
 }
 
 // Rows that a panel of C vectors takes at once.
 template <int C>
-inline constexpr int kRowsFor = C == kPanelVectors ? kPanelRows : kNarrowRows;
+inline constexpr int kRowsFor = C >= 3 || C == kPanelVectors ? kPanelRows : kNarrowRows;
 
 // The rows of a list in groups of R. A group beyond the end of the list repeats its last row, so
 // that no tail needs code of its own: the same numbers are computed and stored again.
@@ -87,7 +87,7 @@ HWY_INLINE void LogitsGroup(const LogitsArgs& args, std::size_t first, std::size
 
 inline void Logits(const LogitsArgs& args) {
   if (args.list.count == 0) return;
-  ForEachPanel(args.width, [&args]<int C>(std::size_t lane) HWY_ATTR {
+  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane) HWY_ATTR {
     constexpr int kRows = kRowsFor<C>;
     const DF d;
     VF largest[C];
@@ -108,7 +108,7 @@ inline void Logits(const LogitsArgs& args) {
 inline void MaskLogits(const MaskLogitsArgs& args) {
   const DF d;
   const VF hidden = hn::Set(d, -FLT_MAX);
-  for (std::size_t lane = 0; lane < args.width; lane += kLanes) {
+  for (std::size_t lane = args.lanes.begin; lane < args.lanes.end; lane += kLanes) {
     VF largest = hn::LoadU(d, args.largest + lane);
     for (std::size_t i = 0; i < args.list.count; ++i) {
       const std::size_t key = args.list.keys[i];
@@ -171,7 +171,7 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
 
 template <bool kPart, bool kKept, bool kInfinite>
 HWY_INLINE void WeightsTile(const WeightsArgs& args) {
-  ForEachPanel(args.width, [&args]<int C>(std::size_t lane)
+  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane)
                                HWY_ATTR { WeightsPanel<kPart, kKept, kInfinite, C>(args, lane); });
 }
 
@@ -193,7 +193,7 @@ inline void Weights(const WeightsArgs& args) {
 
 inline void Fold(const FoldArgs& args) {
   const DF d;
-  for (std::size_t lane = 0; lane < args.width; lane += kLanes) {
+  for (std::size_t lane = args.lanes.begin; lane < args.lanes.end; lane += kLanes) {
     const VF fold = Exp2(d, FiniteDifference(d, hn::LoadU(d, args.old_largest + lane),
                                              hn::LoadU(d, args.new_largest + lane)));
     hn::StoreU(fold, d, args.fold + lane);
@@ -224,20 +224,18 @@ HWY_INLINE void AccumulateGroup(const AccumulateArgs& args, std::size_t dim, std
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
     const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
-    const VF fold = args.fold != nullptr ? hn::LoadU(d, args.fold + offset) : hn::Zero(d);
+    const VF fold = hn::LoadU(d, args.fold + offset);
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       if (static_cast<std::size_t>(r) >= valid) break;
       float* const place = args.out + (dim + static_cast<std::size_t>(r)) * args.width + offset;
-      const VF sum =
-          args.fold != nullptr ? hn::MulAdd(hn::LoadU(d, place), fold, acc.v[r][c]) : acc.v[r][c];
-      hn::StoreU(sum, d, place);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, place), fold, acc.v[r][c]), d, place);
     }
   }
 }
 
 inline void Accumulate(const AccumulateArgs& args) {
-  ForEachPanel(args.width, [&args]<int C>(std::size_t lane) HWY_ATTR {
+  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane) HWY_ATTR {
     constexpr std::size_t kRows = kRowsFor<C>;
     std::size_t dim = 0;
     for (; dim + kRows <= args.head_dim; dim += kRows) AccumulateGroup<kRows, C>(args, dim, lane);

@@ -245,14 +245,17 @@ class BackwardRun {
                           std::min(tile.end, record.block.keys.end)};
       if (seen.size() == 0) continue;
       TilePair pair{.record = record, .block_index = i, .index = index};
-      const auto skipped = static_cast<std::size_t>(seen.begin - tile.begin);
-      pair.skipped = skipped;
-      pair.keys = {keys.data + skipped * keys.stride, keys.stride};
-      pair.values = {values.data + skipped * values.stride, values.stride};
       pair.careful = !finite || !record.finite;
-      source.Fill(record.block, record.state, seen, *memory.words);
       pair.special_ratio = source.special_ratio();
-      RunPair(slot, pair, memory);
+      ForEachPart(record.block, seen, [&](const KeyRange& part) {
+        pair.skipped = static_cast<std::size_t>(part.begin - tile.begin);
+        pair.keys = {keys.data + pair.skipped * keys.stride, keys.stride};
+        pair.values = {values.data + pair.skipped * values.stride, values.stride};
+        source.Fill(record.block, record.state, part, *memory.words);
+        if (memory.words->part_count > 0) RunPair(slot, pair, memory);
+      });
+      WaitForTurn(pair);
+      record.tiles_done.store(Turn(pair) + 1, std::memory_order_release);
     }
     FinishTile(slot, tile, memory);
   }
@@ -270,23 +273,24 @@ class BackwardRun {
   };
 
   void RunPair(const Slot& slot, const TilePair& pair, WorkerMemory& memory) {
-    const BlockRecord& record = pair.record;
-    const TileWords& words = *memory.words;
-    if (words.part_count > 0) {
-      FindGradLogits(slot, pair, memory);
-      AddToKeysAndValues(pair, memory);
-      if (mask_gradient_.wanted()) mask_gradient_.AddOwned(MaskTile(pair, memory));
+    FindGradLogits(slot, pair, memory);
+    AddToKeysAndValues(pair, memory);
+    if (mask_gradient_.wanted()) mask_gradient_.AddOwned(MaskTile(pair, memory));
+    WaitForTurn(pair);
+    AddToQueries(slot, pair, memory);
+    if (!mask_gradient_.wanted()) return;
+    mask_gradient_.AddOrdered(MaskTile(pair, memory), slot.flight - heads_);
+  }
+
+  // Tiles add to a block's grad_query in ascending order; lower tiles never wait for this one.
+  [[nodiscard]] std::int64_t Turn(const TilePair& pair) const noexcept {
+    return pair.index - pair.record.block.keys.begin / tiling_.tiles.backward_keys;
+  }
+  void WaitForTurn(const TilePair& pair) const noexcept {
+    const std::int64_t turn = Turn(pair);
+    while (pair.record.tiles_done.load(std::memory_order_acquire) != turn) {
+      std::this_thread::yield();
     }
-    // Tiles add to a block's grad_query in ascending order; lower tiles never wait for this one.
-    const std::int64_t turn = pair.index - record.block.keys.begin / tiling_.tiles.backward_keys;
-    while (record.tiles_done.load(std::memory_order_acquire) != turn) std::this_thread::yield();
-    if (words.part_count > 0) {
-      AddToQueries(slot, pair, memory);
-      if (mask_gradient_.wanted()) {
-        mask_gradient_.AddOrdered(MaskTile(pair, memory), slot.flight - heads_);
-      }
-    }
-    pair.record.tiles_done.store(turn + 1, std::memory_order_release);
   }
 
   [[nodiscard]] GradLogitsTile MaskTile(const TilePair& pair,
@@ -305,6 +309,7 @@ class BackwardRun {
     kernels_.weights_again({.query = slot.flight->query + lanes * sizes_.head_dim,
                             .head_dim = sizes_.head_dim,
                             .width = record.block.width,
+                            .lanes = words.lanes,
                             .key = pair.keys,
                             .list = words.parts(),
                             .masks = words.masks(),
@@ -313,8 +318,10 @@ class BackwardRun {
     kernels_.grad_logits({.grad_out = slot.flight->grad_out + lanes * sizes_.head_dim_v,
                           .head_dim = sizes_.head_dim_v,
                           .width = record.block.width,
+                          .lanes = words.lanes,
                           .value = pair.values,
                           .list = words.parts(),
+                          .kept_list = words.keeps(),
                           .masks = words.masks(),
                           .special = words.has_special ? words.special : nullptr,
                           .special_ratio = pair.special_ratio,
@@ -328,13 +335,13 @@ class BackwardRun {
   void AddToKeysAndValues(const TilePair& pair, WorkerMemory& memory) const {
     const TileWords& words = *memory.words;
     const std::uint64_t* const kept = words.has_kept ? words.kept : words.part;
-    AddRows(pair, buffers_.grad_out, sizes_.head_dim_v, memory.rows,
+    AddRows(pair, buffers_.grad_out, sizes_.head_dim_v, memory,
             {.weights = memory.weights,
              .padded_dim = sizes_.padded_dim_v,
              .list = words.keeps(),
              .select = pair.careful ? kept : nullptr,
              .out = memory.grad_value + pair.skipped * sizes_.padded_dim_v});
-    AddRows(pair, buffers_.query, sizes_.head_dim, memory.rows,
+    AddRows(pair, buffers_.query, sizes_.head_dim, memory,
             {.weights = memory.grad_logits,
              .padded_dim = sizes_.padded_dim,
              .list = words.parts(),
@@ -343,15 +350,17 @@ class BackwardRun {
   }
 
   void AddRows(const TilePair& pair, const Strided<const void>& array, std::size_t cols,
-               float* buffer, AccumulateRowsArgs args) const {
+               const WorkerMemory& memory, AccumulateRowsArgs args) const {
+    float* const buffer = memory.rows;
+    const LaneRange& lanes = memory.words->lanes;
     if (args.list.count == 0) return;
     const QueryBlock& block = pair.record.block;
     const HeadReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
                             block.sequence.first_row_q);
     args.width = block.width;
-    args.first_query = block.lane_begin;
-    args.queries = block.lane_end - block.lane_begin;
-    const std::int64_t first = block.local_query(block.lane_begin);
+    args.first_query = std::max(block.lane_begin, lanes.begin);
+    args.queries = std::min(block.lane_end, lanes.end) - args.first_query;
+    const std::int64_t first = block.local_query(args.first_query);
     if (reader.in_place() && cols == args.padded_dim) {
       args.rows = reader.Rows(first, args.queries, cols, buffer);
     } else {
@@ -368,6 +377,7 @@ class BackwardRun {
     const std::size_t lanes = static_cast<std::size_t>(pair.block_index) * kBlockQueries;
     kernels_.accumulate({.weights = memory.grad_logits,
                          .width = pair.record.block.width,
+                         .lanes = words.lanes,
                          .value = pair.keys,
                          .head_dim = sizes_.head_dim,
                          .list = words.parts(),

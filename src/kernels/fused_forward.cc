@@ -26,7 +26,6 @@ struct BlockWork {
   BlockState state;
   float* query = nullptr;  // [head_dim][width], scaled by scale * log2(e)
   float* out = nullptr;    // [head_dim_v][width], of weights that are not yet normalised
-  bool started = false;    // out holds numbers
   alignas(64) float largest[kBlockQueries];
   alignas(64) float sums[kBlockQueries];
 };
@@ -95,7 +94,7 @@ class ForwardWorker {
   }
 
   void Restart(BlockWork& work) const noexcept {
-    work.started = false;
+    std::fill_n(work.out, head_dim_v_ * work.block.width, 0.0F);
     std::fill_n(work.largest, kBlockQueries, -FLT_MAX);
     std::fill_n(work.sums, kBlockQueries, 0.0F);
   }
@@ -138,22 +137,21 @@ class ForwardWorker {
     }
   }
 
-  // The part of a tile that one block sees.
-  void RunTile(BlockWork& work, const KeyRange& tile, TileRows keys, TileRows values,
+  // What one block sees of a tile.
+  void RunTile(BlockWork& work, const KeyRange& tile, const TileRows& keys, const TileRows& values,
                bool careful) {
     const QueryBlock& block = work.block;
     const KeyRange seen{std::max(tile.begin, block.keys.begin), std::min(tile.end, block.keys.end)};
     if (seen.size() == 0) return;
-    const auto skipped = static_cast<std::size_t>(seen.begin - tile.begin);
-    keys.data += skipped * keys.stride;
-    values.data += skipped * values.stride;
-    source_.Fill(block, work.state, seen, *words_);
-    if (words_->part_count == 0) return;
-
-    alignas(64) float largest[kBlockQueries];
-    FindLogits(work, keys, largest);
-    FindWeights(work, largest, careful);
-    Accumulate(work, values, careful);
+    ForEachPart(block, seen, [&](const KeyRange& part) {
+      source_.Fill(block, work.state, part, *words_);
+      if (words_->part_count == 0) return;
+      const auto skipped = static_cast<std::size_t>(part.begin - tile.begin);
+      alignas(64) float largest[kBlockQueries];
+      FindLogits(work, {keys.data + skipped * keys.stride, keys.stride}, largest);
+      FindWeights(work, largest, careful);
+      Accumulate(work, {values.data + skipped * values.stride, values.stride}, careful);
+    });
   }
 
   // largest: that of all tiles up to this one.
@@ -165,6 +163,7 @@ class ForwardWorker {
     kernels_.logits({.query = work.query,
                      .head_dim = head_dim_,
                      .width = width,
+                     .lanes = words_->lanes,
                      .key = keys,
                      .list = words_->parts(),
                      .logits = weights_,
@@ -174,6 +173,7 @@ class ForwardWorker {
     kernels_.mask_logits({.masks = masks,
                           .list = words_->parts(),
                           .width = width,
+                          .lanes = words_->lanes,
                           .logits = weights_,
                           .largest = largest});
   }
@@ -184,11 +184,13 @@ class ForwardWorker {
     kernels_.weights({.masks = words_->masks(),
                       .list = words_->parts(),
                       .width = width,
+                      .lanes = words_->lanes,
                       .largest = largest,
                       .weights = weights_,
                       .sums = tile_sums,
                       .infinite = careful});
     kernels_.fold({.width = width,
+                   .lanes = words_->lanes,
                    .old_largest = work.largest,
                    .new_largest = largest,
                    .tile_sums = tile_sums,
@@ -209,27 +211,23 @@ class ForwardWorker {
     }
   }
 
-  void Accumulate(BlockWork& work, const TileRows& values, bool careful) const {
+  void Accumulate(const BlockWork& work, const TileRows& values, bool careful) const {
     const std::uint64_t* const kept = words_->has_kept ? words_->kept : words_->part;
     kernels_.accumulate({.weights = weights_,
                          .width = work.block.width,
+                         .lanes = words_->lanes,
                          .value = values,
                          .head_dim = head_dim_v_,
                          .list = words_->keeps(),
                          .list_is_all = words_->kept_count == words_->count,
                          .select = careful ? kept : nullptr,
-                         .fold = work.started ? fold_ : nullptr,
+                         .fold = fold_,
                          .out = work.out});
-    work.started = true;
   }
 
   // out = factor * out / sums; false when some number is not finite.
   bool Normalise(BlockWork& work) const noexcept {
     const QueryBlock& block = work.block;
-    if (!work.started) {
-      std::fill_n(work.out, head_dim_v_ * block.width, 0.0F);
-      return true;
-    }
     alignas(64) float scale[kBlockQueries] = {};
     bool finite = true;
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {

@@ -22,6 +22,12 @@ struct TileRows {
   std::size_t stride = 0;
 };
 
+// Lanes that a kernel computes, multiples of 16; the others are left as they are.
+struct LaneRange {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
 // Keys of the tile that a kernel reads, ascending.
 struct KeyList {
   const std::uint16_t* keys = nullptr;
@@ -41,6 +47,7 @@ struct LogitsArgs {
   const float* query = nullptr;  // [head_dim][width], scaled by scale * log2(e)
   std::size_t head_dim = 0;
   std::size_t width = 0;
+  LaneRange lanes{};
   TileRows key{};
   KeyList list{};
   float* logits = nullptr;   // [key][width]
@@ -52,6 +59,7 @@ struct MaskLogitsArgs {
   TileMasks masks{};
   KeyList list{};
   std::size_t width = 0;
+  LaneRange lanes{};
   float* logits = nullptr;   // [key][width], in and out
   float* largest = nullptr;  // [width], in and out
 };
@@ -62,6 +70,7 @@ struct WeightsArgs {
   TileMasks masks{};
   KeyList list{};
   std::size_t width = 0;
+  LaneRange lanes{};
   const float* largest = nullptr;  // [width]
   float* weights = nullptr;        // [key][width], logits in
   float* sums = nullptr;           // [width], out
@@ -72,6 +81,7 @@ struct WeightsArgs {
 // is to be multiplied with too; sums = sums * fold + tile_sums.
 struct FoldArgs {
   std::size_t width = 0;
+  LaneRange lanes{};
   const float* old_largest = nullptr;  // [width], likewise all
   const float* new_largest = nullptr;
   const float* tile_sums = nullptr;
@@ -83,12 +93,13 @@ struct FoldArgs {
 struct AccumulateArgs {
   const float* weights = nullptr;  // [key][width]
   std::size_t width = 0;
+  LaneRange lanes{};
   TileRows value{};
   std::size_t head_dim = 0;
   KeyList list{};
   bool list_is_all = false;               // the list is 0 .. count - 1
   const std::uint64_t* select = nullptr;  // [key]: only these lanes of a term count (NaN elsewhere)
-  const float* fold = nullptr;            // [width]; null: out starts from zero
+  const float* fold = nullptr;            // [width]
   float* out = nullptr;                   // [head_dim][width]
 };
 
@@ -97,6 +108,7 @@ struct WeightsAgainArgs {
   const float* query = nullptr;  // [head_dim][width], scaled
   std::size_t head_dim = 0;
   std::size_t width = 0;
+  LaneRange lanes{};
   TileRows key{};
   KeyList list{};
   TileMasks masks{};
@@ -110,8 +122,10 @@ struct GradLogitsArgs {
   const float* grad_out = nullptr;  // [head_dim_v][width], times the row's factor
   std::size_t head_dim = 0;
   std::size_t width = 0;
+  LaneRange lanes{};
   TileRows value{};
-  KeyList list{};
+  KeyList list{};       // keys that take part
+  KeyList kept_list{};  // of them, those that some query keeps: the others need no product
   TileMasks masks{};
   const std::uint64_t* special = nullptr;  // [key]: lanes whose factor is times special_ratio
   float special_ratio = 1.0F;

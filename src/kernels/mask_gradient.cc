@@ -8,6 +8,15 @@
 #include "kernels/float_rows.h"
 
 namespace attndrop {
+namespace {
+
+// The queries of a tile: its lanes that are queries of the problem. The tile has some.
+LaneRange LanesOf(const GradLogitsTile& tile) noexcept {
+  return {std::max(tile.block.lane_begin, tile.words.lanes.begin),
+          std::min(tile.block.lane_end, tile.words.lanes.end)};
+}
+
+}  // namespace
 
 MaskGradient::MaskGradient(const Problem& problem, std::int64_t heads_in_flight,
                            Arena& arena) noexcept
@@ -47,14 +56,14 @@ void MaskGradient::AddOwned(const GradLogitsTile& tile) const noexcept {
   const MaskForm& form = problem_->attn_mask();
   if (!form.per_key) return;
   const QueryBlock& block = tile.block;
+  const LaneRange lanes = LanesOf(tile);
   const std::int64_t query_stride = form.per_query ? sizes_[3] : 0;
-  float* const first =
-      Sum(block.batch, block.head, block.local_query(block.lane_begin), tile.first_key);
+  float* const first = Sum(block.batch, block.head, block.local_query(lanes.begin), tile.first_key);
   const KeyList keys = tile.words.parts();
   for (std::size_t i = 0; i < keys.count; ++i) {
     const float* const grad = tile.grad_logits + keys.keys[i] * block.width;
     float* sum = first + keys.keys[i];
-    for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane, sum += query_stride) {
+    for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane, sum += query_stride) {
       *sum += grad[lane];
     }
   }
@@ -63,15 +72,16 @@ void MaskGradient::AddOwned(const GradLogitsTile& tile) const noexcept {
 void MaskGradient::AddOrdered(const GradLogitsTile& tile, std::int64_t slot) const noexcept {
   if (row_sums_ == nullptr) return;
   const QueryBlock& block = tile.block;
+  const LaneRange lanes = LanesOf(tile);
   float* const rows =
-      row_sums_ + slot * problem_->shape().seqlen_q + block.local_query(block.lane_begin);
+      row_sums_ + slot * problem_->shape().seqlen_q + block.local_query(lanes.begin);
   const KeyList keys = tile.words.parts();
-  for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
+  for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane) {
     float sum = 0.0F;
     for (std::size_t i = 0; i < keys.count; ++i) {
       sum += tile.grad_logits[keys.keys[i] * block.width + lane];
     }
-    rows[lane - block.lane_begin] += sum;
+    rows[lane - lanes.begin] += sum;
   }
 }
 

@@ -61,6 +61,26 @@ void ListKeys(const std::uint64_t* words, std::size_t count, std::uint64_t lanes
   }
 }
 
+// Keys that all 64 lanes see, unused ones included, so that their words are all ones.
+KeyRange FullRange(const Problem& problem, const QueryBlock& block) noexcept {
+  const std::int64_t first = block.first + block.sequence.shift;
+  const std::int64_t last = first + static_cast<std::int64_t>(kBlockQueries) - 1;
+  KeyRange full{0, block.sequence.total_k};
+  if (problem.is_causal()) full.end = std::min(full.end, first + 1);
+  const Window& window = problem.window();
+  if (window.right >= 0) full.end = std::min(full.end, first + window.right + 1);
+  if (window.left >= 0) full.begin = std::max(full.begin, last - window.left);
+  return LocalKeyRange(block.sequence, full);
+}
+
+// The lanes of a word, out to multiples of 16.
+LaneRange LanesOf(std::uint64_t word, std::size_t width) noexcept {
+  if (word == 0) return {};
+  const auto begin = static_cast<std::size_t>(std::countr_zero(word)) / 16 * 16;
+  const auto end = (static_cast<std::size_t>(std::bit_width(word)) + 15) / 16 * 16;
+  return {begin, std::min(end, width)};
+}
+
 std::size_t WidthFor(std::size_t lane_end) noexcept {
   return lane_end <= 16 ? 16 : lane_end <= 32 ? 32 : 64;
 }
@@ -76,7 +96,8 @@ std::int64_t NumBlocks(const Sequence& sequence) noexcept {
 QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t head,
                      std::int64_t index) noexcept {
   const auto block_queries = static_cast<std::int64_t>(kBlockQueries);
-  QueryBlock block{.batch = batch, .head = head, .sequence = problem.sequence(batch), .keys = {}};
+  QueryBlock block{
+      .batch = batch, .head = head, .sequence = problem.sequence(batch), .keys = {}, .full = {}};
   const Sequence& sequence = block.sequence;
   block.first = (sequence.origin_q / block_queries + index) * block_queries;
   const std::int64_t begin = std::max(sequence.origin_q, block.first);
@@ -89,6 +110,7 @@ QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t he
   const KeyRange first = WholeKeyRange(problem, sequence, begin);
   const KeyRange last = WholeKeyRange(problem, sequence, end - 1);
   block.keys = LocalKeyRange(sequence, {first.begin, last.end});
+  block.full = FullRange(problem, block);
   return block;
 }
 
@@ -179,6 +201,9 @@ void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, cons
   }
   const std::uint64_t lanes = LaneInterval(static_cast<std::int64_t>(block.lane_begin),
                                            static_cast<std::int64_t>(block.lane_end) - 1);
+  std::uint64_t needed = words.all_part ? kAllLanes : 0;
+  for (std::size_t key = 0; !words.all_part && key < words.count; ++key) needed |= words.part[key];
+  words.lanes = LanesOf(needed & lanes, block.width);
   ListKeys(words.part, words.count, lanes, words.part_list, words.part_count);
   ListKeys(words.has_kept ? words.kept : words.part, words.count, lanes, words.kept_list,
            words.kept_count);

@@ -3,6 +3,7 @@
 // is where masks, schemes and policies end; the kernels read nothing but these words.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -27,11 +28,37 @@ struct QueryBlock {
   std::size_t width = 0;  // lanes that the kernels compute: 16, 32 or 64
   Sequence sequence;
   KeyRange keys;  // local: the union of what its queries see inside causal and window
+  KeyRange full;  // local: what all lanes see
 
   [[nodiscard]] std::int64_t local_query(std::size_t lane) const noexcept {
     return first + static_cast<std::int64_t>(lane) - sequence.origin_q;
   }
 };
+
+// Runs f over the parts of `seen` that tiles are made of: what all queries of the block see in one
+// piece, edges of a causal mask or window 16 keys at a time, for they need few of the lanes.
+template <class F>
+void ForEachPart(const QueryBlock& block, const KeyRange& seen, const F& f) {
+  constexpr std::int64_t kStep = 16;
+  const std::int64_t origin = block.sequence.origin_k;
+  // Edges begin and end at multiples of 16 in global coordinates.
+  const auto clip = [&seen](std::int64_t key) { return std::clamp(key, seen.begin, seen.end); };
+  std::int64_t full_begin = clip((block.full.begin + origin + kStep - 1) / kStep * kStep - origin);
+  std::int64_t full_end = clip((block.full.end + origin) / kStep * kStep - origin);
+  if (block.full.begin <= seen.begin) full_begin = seen.begin;
+  if (block.full.end >= seen.end) full_end = seen.end;
+  if (full_begin >= full_end) full_begin = full_end = seen.end;
+  const auto run_edge = [&f, origin](std::int64_t begin, std::int64_t end) {
+    while (begin < end) {
+      const std::int64_t next = (begin + origin) / kStep * kStep + kStep - origin;
+      f(KeyRange{begin, std::min(next, end)});
+      begin = next;
+    }
+  };
+  run_edge(seen.begin, full_begin);
+  if (full_begin < full_end) f(KeyRange{full_begin, full_end});
+  run_edge(full_end, seen.end);
+}
 
 // Blocks of a sequence's queries.
 [[nodiscard]] std::int64_t NumBlocks(const Sequence& sequence) noexcept;
@@ -58,6 +85,7 @@ struct TileWords {
   std::size_t count = 0;       // keys of the tile
   std::size_t part_count = 0;  // keys that some query's softmax needs
   std::size_t kept_count = 0;  // keys that some query keeps
+  LaneRange lanes{};           // that some key of the tile needs
   bool all_part = false;       // part is all ones
   bool has_kept = false;       // kept differs from part
   bool has_special = false;
