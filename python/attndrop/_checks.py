@@ -37,6 +37,11 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, side: Side) -> No
     """Devices, dtypes and shapes of the inputs of a call."""
     named = (("query", query), ("key", key), ("value", value))
     for name, tensor in named:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            refuse_type(
+                f"{name} must be a strided tensor, got a nested or sparse one; pass its values and "
+                "cu_seqlens_q, cu_seqlens_k"
+            )
         if tensor.device != query.device:
             refuse_value(
                 f"query, key and value must be on one device, got {query.device} and {name} on "

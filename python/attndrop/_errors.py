@@ -31,7 +31,9 @@ def refuse_value(sentence: str) -> NoReturn:
     raise Refusal("value", sentence)
 
 
-def translated(error: BaseException) -> Exception | None:
-    """The exception with the type that a caller expects, or None for errors that are not ours."""
+def raise_translated(error: RuntimeError) -> NoReturn:
+    """Raises the exception with the type that a caller expects; errors of others stay as they are."""
     match = _PATTERN.search(str(error))
-    return None if match is None else _TYPES[match[1]](match[2])
+    if match is None:
+        raise error
+    raise _TYPES[match[1]](match[2]) from None

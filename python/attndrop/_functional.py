@@ -10,12 +10,13 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ._errors import refuse_type, refuse_value, translated
-from ._op import cast_inputs
+from ._call import attend
+from ._errors import raise_translated, refuse_type, refuse_value
+from ._options import make_options
 from ._rng import IntLike, make_rng
 
-_ops = torch.ops.attndrop
-_ALIGN = {"top-left": False, "bottom-right": True}
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -23,11 +24,6 @@ def _check_tensor(name: str, tensor: Any) -> None:
         refuse_type(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}; for NumPy and other "
             "arrays use attndrop.arrays.attention"
-        )
-    if tensor.is_nested or tensor.layout != torch.strided:
-        refuse_type(
-            f"{name} must be a strided tensor, got a nested or sparse one; pass its values and "
-            "cu_seqlens_q, cu_seqlens_k"
         )
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
@@ -37,125 +33,11 @@ def _check_tensor(name: str, tensor: Any) -> None:
         )
 
 
-def _check_tensors(named: Sequence[tuple[str, Any]]) -> None:
-    """Types and devices; the operators check everything else."""
-    device = None
-    for name, tensor in named:
-        _check_tensor(name, tensor)
-        device = device or tensor.device
-        if tensor.device != device:
-            refuse_value(
-                f"all tensors of a call must be on one device, got {named[0][0]} on {device} and "
-                f"{name} on {tensor.device}"
-            )
-
-
-def _pair(name: str, given: Any, default: tuple[int, int]) -> tuple[int, int]:
-    if given is None:
-        return default
-    if not isinstance(given, Sequence) or len(given) != 2:
-        refuse_type(f"{name} must be two integers, got {given!r}")
-    return given[0], given[1]
-
-
-def _numbers(name: str, given: Any, count: int) -> list[int]:
-    if given is None:
-        return []
-    if not isinstance(given, Sequence) or len(given) != count:
-        refuse_type(f"{name} must be {count} integers, got {given!r}")
-    return list(given)
-
-
-def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
-    if enable_gqa or query.shape[-3] == key.shape[-3]:
-        return
-    refuse_value(
-        f"query has {query.shape[-3]} heads and key {key.shape[-3]}, got shapes "
-        f"{tuple(query.shape)} and {tuple(key.shape)}; pass enable_gqa=True to let groups of query "
-        "heads share a key head"
-    )
-
-
-def make_options(
-    *,
-    scale: float | None,
-    is_causal: bool,
-    window: Sequence[int] | None,
-    causal_align: str,
-    scheme: str,
-    stage: str,
-    empty_row: str,
-    origin: Sequence[int] | None,
-    total: Sequence[int] | None,
-) -> dict[str, Any]:
-    """The keyword arguments that all operators share."""
-    if causal_align not in _ALIGN:
-        refuse_value(
-            f'causal_align must be "top-left" (as PyTorch) or "bottom-right" (as flash-attention), '
-            f"got {causal_align!r}"
-        )
-    for name, text in (("scheme", scheme), ("stage", stage), ("empty_row", empty_row)):
-        if not isinstance(text, str):
-            refuse_type(f"{name} must be a name, got {text!r}")
-    left, right = _pair("window", window, (-1, -1))
-    return {
-        "scale": scale,
-        "is_causal": bool(is_causal),
-        "bottom_right": _ALIGN[causal_align],
-        "window_left": left,
-        "window_right": right,
-        "scheme": scheme,
-        "stage": stage,
-        "empty_row": empty_row,
-        "origin": _numbers("origin", origin, 4),
-        "total": _numbers("total", total, 2),
-    }
-
-
-def _mask_with_four_axes(attn_mask: Tensor | None) -> Tensor | None:
-    if attn_mask is None or attn_mask.dim() >= 4:
-        return attn_mask
-    return attn_mask[(None,) * (4 - attn_mask.dim())]
-
-
-def call_forward(
-    tensors: tuple[Tensor, Tensor, Tensor], side: tuple[Tensor | None, ...], options: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """The operator, for three or four axes, with autocast."""
-    query, key, value = tensors
-    mask = side[1]
-    device_type = query.device.type
-    if torch.is_autocast_enabled(device_type):
-        query, key, value, mask = cast_inputs(device_type, query, key, value, mask)  # type: ignore[assignment]
-    batched = query.dim() != 3
-    if not batched:
-        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    out, logsumexp = _ops.forward(
-        query, key, value, side[0], _mask_with_four_axes(mask), *side[2:], **options
-    )
-    return (out, logsumexp) if batched else (out.squeeze(0), logsumexp.squeeze(0))
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float | Tensor,
-    enable_gqa: bool,
-    seed: IntLike | None,
-    offset: IntLike,
-    training: bool,
-    alibi_slopes: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_logsumexp: bool,
-    geometry: dict[str, Any],
-) -> Any:
-    given = (("attn_mask", attn_mask), ("alibi_slopes", alibi_slopes))
-    present = [(name, tensor) for name, tensor in given if tensor is not None]
-    _check_tensors([("query", query), ("key", key), ("value", value), *present])
+def check_inputs(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
+    """Types, axes and heads; the operators check everything else."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if type(tensor) not in _PLAIN_TYPES:
+            _check_tensor(name, tensor)
         if tensor.dim() not in (3, 4):
             refuse_value(
                 f"{name} must have the shape (batch, heads, seqlen, head_dim) or (heads, seqlen, "
@@ -166,12 +48,26 @@ def _attention(
             "query, key and value must have the same number of axes, got shapes "
             f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
-    _check_heads(query, key, enable_gqa)
-    options = make_options(**geometry)
-    rng = make_rng(dropout_p, seed, offset, training)
-    side = (rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    out, logsumexp = call_forward((query, key, value), side, options)
-    return (out, logsumexp) if return_logsumexp else out
+    if not enable_gqa and query.size(-3) != key.size(-3):
+        refuse_value(
+            f"query has {query.size(-3)} heads and key {key.size(-3)}, got shapes "
+            f"{tuple(query.shape)} and {tuple(key.shape)}; pass enable_gqa=True to let groups of "
+            "query heads share a key head"
+        )
+
+
+def check_optional(
+    attn_mask: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
+) -> None:
+    """Types of the tensors that may be left out."""
+    if attn_mask is not None and type(attn_mask) not in _PLAIN_TYPES:
+        _check_tensor("attn_mask", attn_mask)
+    if alibi_slopes is not None and type(alibi_slopes) not in _PLAIN_TYPES:
+        _check_tensor("alibi_slopes", alibi_slopes)
+    if cu_seqlens_q is not None and type(cu_seqlens_q) not in _PLAIN_TYPES:
+        _check_tensor("cu_seqlens_q", cu_seqlens_q)
+    if cu_seqlens_k is not None and type(cu_seqlens_k) not in _PLAIN_TYPES:
+        _check_tensor("cu_seqlens_k", cu_seqlens_k)
 
 
 @overload
@@ -278,39 +174,15 @@ def scaled_dot_product_attention(
     Source: Dao et al. 2022 (FlashAttention) for the computation, Li et al. 2022 (DropKey) for stage
     "logits"; docs/mask-format.md defines the mask, docs/math/attention.md the numbers.
     """
-    geometry = {
-        "scale": scale,
-        "is_causal": is_causal,
-        "window": window,
-        "causal_align": causal_align,
-        "scheme": scheme,
-        "stage": stage,
-        "empty_row": empty_row,
-        "origin": origin,
-        "total": total,
-    }
-    arguments = (
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        enable_gqa,
-        seed,
-        offset,
-        training,
-        alibi_slopes,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        return_logsumexp,
-        geometry,
-    )
-    if torch.compiler.is_compiling():
-        return _attention(*arguments)
     try:
-        return _attention(*arguments)
+        check_inputs(query, key, value, enable_gqa)
+        check_optional(attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+        options = make_options(
+            scale, is_causal, causal_align, window, scheme, stage, empty_row, origin, total
+        )
+        rng = make_rng(dropout_p, seed, offset, training)
+        side = (rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+        out, logsumexp = attend(query, key, value, side, options)
     except RuntimeError as error:
-        known = translated(error)
-        if known is None:
-            raise
-        raise known from None
+        raise_translated(error)
+    return (out, logsumexp) if return_logsumexp else out

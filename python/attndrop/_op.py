@@ -12,10 +12,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import _composite as composite
 from ._checks import check_attention, check_backward, logsumexp_dtype
-from ._composite import Grads, Options, Side
-from ._dense import DenseMask
+from ._composite import Options, Side
+from ._eager import below_autograd, is_plain_eager
 from ._extension import MISSING, definitions
-from ._problem import Config, make_config
+from ._second import second_grads
 
 _ops = torch.ops.attndrop
 _warned_devices: set[str] = set()
@@ -104,6 +104,30 @@ def _fake_keep_mask(*side: Any, sizes: list[int], with_factors: bool, **options:
 _MASK = 4  # of attn_mask among the inputs of forward
 
 
+def backward_grads(
+    saved: Any,
+    needed: Any,
+    options: Options,
+    grad_out: Tensor | None,
+    grad_logsumexp: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the eight tensors of forward, from them and its results."""
+    query, key, value, *side, out, logsumexp = saved
+    if grad_out is None and grad_logsumexp is None:
+        return (None,) * 8
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    wanted = [int(needed[0]), int(needed[1]), int(needed[2]), int(needed[_MASK])]
+    arguments = (grad_out, grad_logsumexp, query, key, value, out, logsumexp, *side)
+    if torch.is_grad_enabled() or not is_plain_eager():
+        grads = _ops.backward.default(*arguments, wanted=wanted, **options)
+    else:
+        with below_autograd():
+            grads = _ops.backward.default(*arguments, wanted=wanted, **options)
+    given = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+    return (*given[:3], None, given[3], None, None, None)
+
+
 def _save_forward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: Any) -> None:
     ctx.save_for_backward(*inputs, *output)
     ctx.options = keyword_only_inputs
@@ -111,27 +135,9 @@ def _save_forward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: A
 
 
 def _forward_grad(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:
-    query, key, value, *side, out, logsumexp = ctx.saved_tensors
-    if grad_out is None and grad_logsumexp is None:
-        return (None,) * 8
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    needed = ctx.needs_input_grad
-    wanted = [int(needed[index]) for index in (0, 1, 2, _MASK)]
-    grads = _ops.backward(
-        grad_out,
-        grad_logsumexp,
-        query,
-        key,
-        value,
-        out,
-        logsumexp,
-        *side,
-        wanted=wanted,
-        **ctx.options,
+    return backward_grads(
+        ctx.saved_tensors, ctx.needs_input_grad, ctx.options, grad_out, grad_logsumexp
     )
-    given = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
-    return (*given[:3], None, given[3], None, None, None)
 
 
 def _save_backward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: Any) -> None:
@@ -145,110 +151,11 @@ def _backward_grad(ctx: Any, *upstream: Tensor | None) -> Any:
     """Second derivatives, of the same mask, in operations that can be differentiated again."""
     inputs = composite.BackwardInputs(*ctx.saved_tensors[:7])
     side = Side(*ctx.saved_tensors[7:])
-    grads = _second(upstream, inputs, side, ctx.wanted, ctx.options)
+    grads = second_grads(upstream, inputs, side, ctx.wanted, ctx.options)
     grad_out, grad_logsumexp, query, key, value, attn_mask = grads
     if inputs.grad_logsumexp is None:
         grad_logsumexp = None
     return grad_out, grad_logsumexp, query, key, value, None, None, None, attn_mask, *(None,) * 3
-
-
-def _second(
-    upstream: Any,
-    inputs: composite.BackwardInputs,
-    side: Side,
-    wanted: list[int],
-    options: Options,
-) -> Any:
-    query, key = inputs.query, inputs.key
-    shape = composite.sequence_shape(query, key)
-    sizes = [shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k]
-    keep, factors = _ops.keep_mask(
-        side.rng,
-        None if side.attn_mask is None else side.attn_mask.detach(),
-        None,
-        side.cu_seqlens_q,
-        side.cu_seqlens_k,
-        sizes=sizes,
-        with_factors=True,
-        **{**options, "scale": None},
-    )
-    # The rate does not matter here: visibility alone is computed from the configuration.
-    config = make_config(_no_dropout(side.rng), {**options, "empty_row": "zero"})
-    parts = [
-        _second_of_piece(
-            piece, upstream, inputs, side, options, (keep.to(query.device), factors.to(query.device))
-        )
-        for piece in composite.pieces(shape, config, side)
-    ]
-    rows = [
-        torch.cat([part[index] for part in parts], 2).to(like.dtype)
-        for index, like in enumerate(
-            (inputs.grad_out, inputs.logsumexp, query, inputs.key, inputs.value)
-        )
-    ]
-    return *rows, _mask_grad(side, parts, config, shape)
-
-
-def _no_dropout(rng: Tensor) -> Tensor:
-    return torch.tensor([0, 0, 1 << 32])
-
-
-def _second_of_piece(
-    piece: composite.Piece,
-    upstream: Any,
-    inputs: composite.BackwardInputs,
-    side: Side,
-    options: Options,
-    masks: tuple[Tensor, Tensor],
-) -> tuple[Tensor, ...]:
-    dtype = composite.compute_dtype(inputs.query.dtype)
-    query = piece.of_q(inputs.query).to(dtype)
-    key, value = piece.of_k(inputs.key).to(dtype), piece.of_k(inputs.value).to(dtype)
-    grad_out = piece.of_q(inputs.grad_out).to(dtype)
-    grad_logsumexp = inputs.grad_logsumexp
-    if grad_logsumexp is not None:
-        grad_logsumexp = piece.of_q(grad_logsumexp).to(dtype)
-    geometry = composite.dense_mask(piece.config, piece.shape, piece.attn_mask, query.device)
-    if piece.batch_index is not None:
-        masks = tuple(  # type: ignore[assignment]
-            mask[piece.batch_index : piece.batch_index + 1, :, : query.shape[2], : key.shape[2]]
-            for mask in masks
-        )
-    mask = DenseMask(geometry.visible, *masks)
-    dense = composite.make_dense(piece, mask, side, options, query, key)
-    logits = torch.zeros((), dtype=dtype, device=query.device)
-    if upstream[3] is not None and piece.attn_mask is not None:
-        logits = composite.mask_of_piece(upstream[3], piece).to(dtype)
-    given = Grads(
-        _or_zeros(upstream[0], piece.rows_q, query),
-        _or_zeros(upstream[1], piece.rows_k, key),
-        _or_zeros(upstream[2], piece.rows_k, value),
-        logits,
-    )
-    second = composite.second_dense(given, grad_out, grad_logsumexp, (query, key, value), dense)
-    first = second.first
-    return (
-        second.grad_out,
-        second.grad_logsumexp,
-        first.query,
-        first.key,
-        first.value,
-        first.logits,
-    )
-
-
-def _or_zeros(grad: Tensor | None, rows: slice, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad[:, :, rows].to(like.dtype)
-
-
-def _mask_grad(side: Side, parts: list[Any], config: Config, shape: Any) -> Tensor | None:
-    mask = side.attn_mask
-    if mask is None or not mask.is_floating_point():
-        return None
-    pieces = composite.pieces(shape, config, side)
-    return composite.mask_grad(
-        mask, [(piece, part[5]) for piece, part in zip(pieces, parts, strict=True)]
-    ).to(mask.dtype)
 
 
 torch.library.register_autograd(

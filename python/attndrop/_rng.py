@@ -10,6 +10,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from ._eager import is_plain_eager
 from ._errors import refuse_type, refuse_value
 
 _TWO64 = 1 << 64
@@ -48,11 +49,14 @@ def call_offset(step: int, layer: int, micro: int = 0) -> int:
 
 def _signed(name: str, value: SupportsIndex) -> int:
     """An integer of 64 bits as the int64 with the same bits."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        refuse_type(
-            f"{name} must be an integer in 0 .. 2^64 - 1 or an integer tensor, got {value!r}"
-        )
-    number = operator.index(value)
+    number = value
+    if not isinstance(value, int) or isinstance(value, bool):
+        try:
+            number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+        except TypeError:
+            refuse_type(
+                f"{name} must be an integer in 0 .. 2^64 - 1 or an integer tensor, got {value!r}"
+            )
     if not 0 <= number < _TWO64:
         refuse_value(f"{name} must be in 0 .. 2^64 - 1, got {number}; take it modulo 2^64")
     return number - _TWO64 if number >= _TWO64 // 2 else number
@@ -86,7 +90,7 @@ def _scalar(name: str, value: IntLike) -> Tensor:
 def _rate(dropout_p: float | Tensor) -> Tensor:
     if not isinstance(dropout_p, Tensor):
         if isinstance(dropout_p, float) and torch.compiler.is_compiling():
-            dropout_p = torch.full((), dropout_p, dtype=torch.float64)
+            dropout_p = torch.zeros((), dtype=torch.float64) + dropout_p
         else:
             return torch.full((), _keep_q32(dropout_p), dtype=torch.int64)
     if dropout_p.numel() != 1 or not dropout_p.is_floating_point():
@@ -100,6 +104,10 @@ def _rate(dropout_p: float | Tensor) -> Tensor:
     return torch.where(torch.isfinite(q32), q32, -1.0).to(torch.int64)
 
 
+#: Drops nothing.
+_NOTHING = torch.tensor([0, 0, _ONE32])
+
+
 def make_rng(
     dropout_p: float | Tensor, seed: IntLike | None, offset: IntLike, training: bool
 ) -> Tensor:
@@ -108,22 +116,29 @@ def make_rng(
     Without a seed one of 63 bits is drawn from PyTorch's default generator, and only where
     something may be dropped.
     """
-    if (
-        type(dropout_p) is float
-        and type(seed) is int
-        and type(offset) is int
-        and not torch.compiler.is_compiling()
-    ):
-        q32 = _keep_q32(dropout_p) if training else _ONE32
-        return torch.tensor([_signed("seed", seed), _signed("offset", offset), q32])
-    return _make_rng(dropout_p, seed, offset, training)
+    if not is_plain_eager() or isinstance(dropout_p, Tensor):
+        return _traceable_rng(dropout_p, seed, offset, training)
+    keep_q32 = _keep_q32(dropout_p)
+    drops = training and dropout_p != 0
+    if seed is None:
+        seed = draw_seed().item() if drops else 0
+    if isinstance(seed, Tensor) or isinstance(offset, Tensor):
+        return _traceable_rng(dropout_p, seed, offset, training)
+    signed = [_signed("seed", seed), _signed("offset", offset), keep_q32]
+    return torch.tensor(signed) if drops else _NOTHING
 
 
-def _make_rng(
+def draw_seed() -> Tensor:
+    return torch.randint((1 << 63) - 1, (), dtype=torch.int64)
+
+
+def _traceable_rng(
     dropout_p: float | Tensor, seed: IntLike | None, offset: IntLike, training: bool
 ) -> Tensor:
-    rate = _rate(dropout_p) if training else torch.full((), _ONE32, dtype=torch.int64)
-    draws = training and (isinstance(dropout_p, Tensor) or dropout_p != 0)
+    rate = _rate(dropout_p)
+    if not training:
+        rate = torch.full((), _ONE32, dtype=torch.int64)
     if seed is None:
-        seed = torch.randint((1 << 63) - 1, (), dtype=torch.int64) if draws else 0
+        drops = training and (isinstance(dropout_p, Tensor) or dropout_p != 0)
+        seed = draw_seed() if drops else 0
     return torch.stack([_scalar("seed", seed), _scalar("offset", offset), rate])

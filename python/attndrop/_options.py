@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are no tensors, as the keyword arguments that all operators share."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._errors import refuse_type, refuse_value
+
+_ALIGN = {"top-left": False, "bottom-right": True}
+
+#: What the operators take when an option is left out; leaving out saves time in each call.
+_DEFAULTS: dict[str, Any] = {
+    "scale": None,
+    "is_causal": False,
+    "bottom_right": False,
+    "window_left": -1,
+    "window_right": -1,
+    "scheme": "element",
+    "stage": "weights",
+    "empty_row": "zero",
+    "origin": (),
+    "total": (),
+}
+
+
+def _integers(name: str, given: Any, count: int, axes: str) -> tuple[int, ...]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
+        refuse_type(f"{name} must be {count} integers ({axes}), got {given!r}")
+    try:
+        return tuple(operator.index(number) for number in given)
+    except TypeError:
+        refuse_type(f"{name} must be {count} integers ({axes}), got {given!r}")
+
+
+def _make_options(
+    scale: float | None,
+    is_causal: bool,
+    causal_align: str,
+    window: Sequence[int] | None,
+    scheme: str,
+    stage: str,
+    empty_row: str,
+    origin: Sequence[int] | None,
+    total: Sequence[int] | None,
+) -> dict[str, Any]:
+    for name, text in (("scheme", scheme), ("stage", stage), ("empty_row", empty_row)):
+        if not isinstance(text, str):
+            refuse_type(f"{name} must be a name, got {text!r}")
+    if causal_align not in _ALIGN:
+        refuse_value(
+            'causal_align must be "top-left" (as PyTorch) or "bottom-right" (as flash-attention), '
+            f"got {causal_align!r}"
+        )
+    if not isinstance(is_causal, (bool, int)):
+        refuse_type(f"is_causal must be True or False, got {is_causal!r}")
+    if scale is not None and not isinstance(scale, (numbers.Real, torch.SymFloat)):
+        refuse_type(f"scale must be a finite number or None, got {scale!r}")
+    left, right = (-1, -1) if window is None else _integers("window", window, 2, "left, right")
+    options = {
+        "scale": scale,
+        "is_causal": bool(is_causal),
+        "bottom_right": _ALIGN[causal_align],
+        "window_left": left,
+        "window_right": right,
+        "scheme": scheme,
+        "stage": stage,
+        "empty_row": empty_row,
+        "origin": () if origin is None else _integers("origin", origin, 4, "batch, head, query, key"),
+        "total": () if total is None else _integers("total", total, 2, "seqlen_q, seqlen_k"),
+    }
+    return {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+
+
+_cached_options = functools.lru_cache(maxsize=1024)(_make_options)
+
+
+def make_options(*arguments: Any) -> dict[str, Any]:
+    """_make_options with a memory; the result is not to be changed."""
+    if torch.compiler.is_compiling():
+        return _make_options(*arguments)
+    try:
+        return _cached_options(*arguments)
+    except TypeError:  # something that cannot be hashed, such as a list
+        return _make_options(*arguments)
