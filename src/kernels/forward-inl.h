@@ -194,8 +194,11 @@ inline void Weights(const WeightsArgs& args) {
 inline void Fold(const FoldArgs& args) {
   const DF d;
   for (std::size_t lane = args.lanes.begin; lane < args.lanes.end; lane += kLanes) {
-    const VF fold = Exp2(d, FiniteDifference(d, hn::LoadU(d, args.old_largest + lane),
-                                             hn::LoadU(d, args.new_largest + lane)));
+    const VF before = hn::LoadU(d, args.old_largest + lane);
+    const VF after = hn::LoadU(d, args.new_largest + lane);
+    // Exactly 1 where nothing changes: Exp2(0) is an ULP above it, once for each of many tiles.
+    const VF fold = hn::IfThenElse(hn::Eq(before, after), hn::Set(d, 1.0F),
+                                   Exp2(d, FiniteDifference(d, before, after)));
     hn::StoreU(fold, d, args.fold + lane);
     const VF sums = hn::LoadU(d, args.sums + lane);
     hn::StoreU(hn::MulAdd(sums, fold, hn::LoadU(d, args.tile_sums + lane)), d, args.sums + lane);

@@ -274,6 +274,12 @@ void TileWordSource::FillField(const QueryBlock& block, const KeyRange& keys,
   if (rows == AxisMap::kMaxOfPair && cols == AxisMap::kMinOfPair) {
     return FillSymmetric(block, keys, words);
   }
+  if (rows == AxisMap::kIdentity && cols == AxisMap::kConstant) {
+    return FillRows(block, keys, words);
+  }
+  if (rows == AxisMap::kConstant && cols == AxisMap::kIdentity) {
+    return FillColumns(block, keys, words);
+  }
   const auto is_run = [](AxisMap axis) {
     return axis == AxisMap::kIdentity || axis == AxisMap::kConstant || axis == AxisMap::kDiv;
   };
@@ -328,29 +334,64 @@ void TileWordSource::FillSymmetric(const QueryBlock& block, const KeyRange& keys
   }
 }
 
+// Whole rows share a draw: the field's column 0.
+void TileWordSource::FillRows(const QueryBlock& block, const KeyRange& keys,
+                              std::uint64_t* words) const {
+  std::uint64_t columns[8];
+  KeepWordsArgs args = FieldOf(block);
+  args.row = static_cast<std::uint32_t>(block.first);
+  args.count = 8;
+  args.words = columns;
+  kernels_.keep_words(args);
+  std::fill(words, words + keys.size(), columns[0]);
+}
+
+// All rows share the draws of a key: the field's row 0.
+void TileWordSource::FillColumns(const QueryBlock& block, const KeyRange& keys,
+                                 std::uint64_t* words) const {
+  FieldPoint point = field_.PointOf(At(block, block.lane_begin, 0));
+  unsigned nibble = 0;
+  for (std::int64_t i = 0; i < keys.size(); ++i) {
+    const auto column = static_cast<std::uint32_t>(keys.begin + block.sequence.origin_k + i);
+    if (i == 0 || column % 4 == 0) {
+      point.c = column;
+      nibble = FieldNibble(table_, key_, point);
+    }
+    words[i] = ((nibble >> (column % 4)) & 1U) != 0 ? kAllLanes : 0;
+  }
+}
+
+// Lanes that read the same row of the field.
+struct TileWordSource::RowRun {
+  std::size_t lane = 0;  // the first
+  std::uint64_t lanes = 0;
+};
+
 // Rows and columns that map to runs of equal coordinates: one draw a patch.
 void TileWordSource::FillByRuns(const QueryBlock& block, const KeyRange& keys,
                                 std::uint64_t* words) {
+  RowRun runs[kBlockQueries];
+  std::size_t num_runs = 0;
+  std::uint32_t last_row = 0;
+  for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
+    const std::uint32_t row = field_.PointOf(At(block, lane, 0)).r;
+    if (num_runs == 0 || row != last_row) runs[num_runs++] = {lane, 0};
+    runs[num_runs - 1].lanes |= std::uint64_t{1} << lane;
+    last_row = row;
+  }
   std::uint32_t last_column = 0;
   for (std::int64_t i = 0; i < keys.size(); ++i) {
     const std::int64_t key = keys.begin + block.sequence.origin_k + i;
     const std::uint32_t column = field_.PointOf(At(block, block.lane_begin, key)).c;
+    words[i] = 0;
     if (i > 0 && column == last_column) {
       words[i] = words[i - 1];
       continue;
     }
     last_column = column;
-    std::uint64_t word = 0;
-    bool keep = false;
-    std::uint32_t last_row = 0;
-    for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
-      const Coord at = At(block, lane, key);
-      const std::uint32_t row = field_.PointOf(at).r;
-      if (lane == block.lane_begin || row != last_row) keep = field_.Bit(at, 0);
-      last_row = row;
-      word |= static_cast<std::uint64_t>(keep ? 1 : 0) << lane;
+    for (std::size_t run = 0; run < num_runs; ++run) {
+      if (field_.Bit(At(block, runs[run].lane, key), 0)) words[i] |= runs[run].lanes;
     }
-    words[i] = word;
   }
 }
 

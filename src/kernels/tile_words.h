@@ -117,6 +117,9 @@ class TileWordSource {
   void FillField(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
   void FillDense(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
   void FillSymmetric(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
+  struct RowRun;
+  void FillRows(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
+  void FillColumns(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words) const;
   void FillByRuns(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
   void FillOneByOne(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
   void ApplyPolicy(const QueryBlock& block, const BlockState& state, const KeyRange& keys,
