@@ -46,7 +46,7 @@ struct WeightsAgainGroup {
     const DF d;
     const RowGroup<R> group(args.list, first);
     const float* key[R];
-    PointAtRows<R>(args.key, group, key);
+    PointAtRows<R>(args.key, group.keys, key);
     Accumulators<R, C> acc;
     Product<R, C>(d, args.query + lane, args.width, key, 1, args.head_dim, acc);
     HWY_UNROLL(4)
@@ -55,15 +55,15 @@ struct WeightsAgainGroup {
       const VF logsumexp = hn::LoadU(d, args.logsumexp + offset);
       HWY_UNROLL(8)
       for (int r = 0; r < R; ++r) {
-        const std::size_t place = group.rows[r] * args.width + offset;
+        const std::size_t key_place = group.keys[r] * args.width + offset;
         VF logits = acc.v[r][c];
-        if constexpr (kBias) logits = hn::Add(logits, hn::LoadU(d, args.masks.bias + place));
+        if constexpr (kBias) logits = hn::Add(logits, hn::LoadU(d, args.masks.bias + key_place));
         VF weights = Exp2(d, hn::Sub(logits, logsumexp));
         if constexpr (kPart) {
-          const MF part = LaneMask(d, args.masks.part[group.rows[r]], offset);
+          const MF part = LaneMask(d, args.masks.part[group.keys[r]], offset);
           weights = hn::IfThenElseZero(part, weights);
         }
-        hn::StoreU(weights, d, args.weights + place);
+        hn::StoreU(weights, d, args.weights + group.rows[r] * args.width + offset);
       }
     }
   }
@@ -89,7 +89,7 @@ struct GradLogitsGroup {
     const DF d;
     const RowGroup<R> group(args.kept_list, first);
     const float* value[R];
-    PointAtRows<R>(args.value, group, value);
+    PointAtRows<R>(args.value, group.keys, value);
     Accumulators<R, C> acc;
     Product<R, C>(d, args.grad_out + lane, args.width, value, 1, args.head_dim, acc);
     HWY_UNROLL(4)
@@ -101,16 +101,23 @@ struct GradLogitsGroup {
       for (int r = 0; r < R; ++r) {
         // A row that a group repeats has been read and written already.
         if (r > 0 && group.rows[r] == group.rows[r - 1]) break;
-        Finish(group.rows[r], offset, acc.v[r][c], delta, factor);
+        Finish({group.keys[r], group.rows[r], offset}, acc.v[r][c], delta, factor);
       }
     }
   }
 
+  struct Where {
+    std::size_t key;     // of the tile
+    std::size_t row;     // of arrays of weights
+    std::size_t offset;  // first lane
+  };
+
   // From grad_weights (times the row's factor) to grad_logits, in registers.
-  HWY_INLINE void Finish(std::size_t key, std::size_t offset, VF grad_weights, VF delta,
-                         VF factor) const {
+  HWY_INLINE void Finish(const Where& at, VF grad_weights, VF delta, VF factor) const {
     const DF d;
-    const std::size_t place = key * args.width + offset;
+    const std::size_t key = at.key;
+    const std::size_t offset = at.offset;
+    const std::size_t place = at.row * args.width + offset;
     const VF weights = hn::LoadU(d, args.weights + place);
     VF kept_weights = weights;
     if constexpr (kKept) {
@@ -145,7 +152,7 @@ HWY_INLINE void GradDroppedLogits(const GradLogitsArgs& args) {
       continue;
     }
     for (std::size_t lane = args.lanes.begin; lane < args.lanes.end; lane += kLanes) {
-      const std::size_t place = key * args.width + lane;
+      const std::size_t place = i * args.width + lane;
       const VF delta = hn::LoadU(d, args.delta + lane);
       VF grad_logits = hn::Mul(hn::LoadU(d, args.weights + place), hn::Neg(delta));
       if constexpr (kPart) {
@@ -180,13 +187,13 @@ struct AccumulateRowsGroup {
     const RowGroup<R> group(args.list, first);
     const float* weights[R];
     const TileRows weight_rows{args.weights + args.first_query, args.width};
-    PointAtRows<R>(weight_rows, group, weights);
+    PointAtRows<R>(weight_rows, group.rows, weights);
     Accumulators<R, C> acc;
     Product<R, C>(d, args.rows.data + dim, args.rows.stride, weights, 1, args.queries, acc);
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       if (r > 0 && group.rows[r] == group.rows[r - 1]) break;
-      float* const row = args.out + group.rows[r] * args.padded_dim + dim;
+      float* const row = args.out + group.keys[r] * args.padded_dim + dim;
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         float* const place = row + static_cast<std::size_t>(c) * kLanes;
@@ -201,13 +208,15 @@ inline void AccumulateSelectedRows(const AccumulateRowsArgs& args) {
   const DF d;
   for (std::size_t i = 0; i < args.list.count; ++i) {
     const std::size_t key = args.list.keys[i];
+    const std::size_t weight_row = args.list.rows != nullptr ? args.list.rows[i] : i;
+    const float* const weights = args.weights + weight_row * args.width;
     float* const row = args.out + key * args.padded_dim;
     for (std::size_t dim = 0; dim < args.padded_dim; dim += kLanes) {
       VF sum = hn::Zero(d);
       for (std::size_t q = 0; q < args.queries; ++q) {
         const std::size_t query = args.first_query + q;
         if (((args.select[key] >> query) & 1U) == 0) continue;
-        const VF weight = hn::Set(d, args.weights[key * args.width + query]);
+        const VF weight = hn::Set(d, weights[query]);
         sum = hn::MulAdd(hn::LoadU(d, args.rows.data + q * args.rows.stride + dim), weight, sum);
       }
       hn::StoreU(hn::Add(hn::LoadU(d, row + dim), sum), d, row + dim);

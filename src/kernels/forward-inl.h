@@ -50,19 +50,22 @@ inline constexpr int kRowsFor = C >= 3 || C == kPanelVectors ? kPanelRows : kNar
 // that no tail needs code of its own: the same numbers are computed and stored again.
 template <int R>
 struct RowGroup {
-  std::size_t rows[R];
+  std::size_t keys[R];  // of the tile
+  std::size_t rows[R];  // of arrays of weights
 
   RowGroup(const KeyList& list, std::size_t first) {
     for (int r = 0; r < R; ++r) {
-      rows[r] = list.keys[std::min(first + static_cast<std::size_t>(r), list.count - 1)];
+      const std::size_t i = std::min(first + static_cast<std::size_t>(r), list.count - 1);
+      keys[r] = list.keys[i];
+      rows[r] = list.rows != nullptr ? list.rows[i] : i;
     }
   }
 };
 
 template <int R>
-HWY_INLINE void PointAtRows(const TileRows& tile, const RowGroup<R>& group,
+HWY_INLINE void PointAtRows(const TileRows& tile, const std::size_t (&rows)[R],
                             const float* (&pointers)[R]) {
-  for (int r = 0; r < R; ++r) pointers[r] = tile.data + group.rows[r] * tile.stride;
+  for (int r = 0; r < R; ++r) pointers[r] = tile.data + rows[r] * tile.stride;
 }
 
 template <int R, int C>
@@ -71,7 +74,7 @@ HWY_INLINE void LogitsGroup(const LogitsArgs& args, std::size_t first, std::size
   const DF d;
   const RowGroup<R> group(args.list, first);
   const float* key[R];
-  PointAtRows<R>(args.key, group, key);
+  PointAtRows<R>(args.key, group.keys, key);
   Accumulators<R, C> acc;
   Product<R, C>(d, args.query + lane, args.width, key, 1, args.head_dim, acc);
   HWY_UNROLL(8)
@@ -112,7 +115,7 @@ inline void MaskLogits(const MaskLogitsArgs& args) {
     VF largest = hn::LoadU(d, args.largest + lane);
     for (std::size_t i = 0; i < args.list.count; ++i) {
       const std::size_t key = args.list.keys[i];
-      float* const place = args.logits + key * args.width + lane;
+      float* const place = args.logits + i * args.width + lane;
       VF logits = hn::LoadU(d, place);
       if (args.masks.bias != nullptr) {
         logits = hn::Add(logits, hn::LoadU(d, args.masks.bias + key * args.width + lane));
@@ -143,10 +146,17 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
     largest[c] = hn::LoadU(d, args.largest + lane + static_cast<std::size_t>(c) * kLanes);
     sums[c] = hn::Zero(d);
   }
+  std::size_t kept = 0;  // rows so far; at most i, so that none is written before it is read
   HWY_UNROLL(2)
   for (std::size_t i = 0; i < args.list.count; ++i) {
     const std::size_t key = args.list.keys[i];
-    float* const row = args.weights + key * args.width + lane;
+    const float* const row = args.weights + i * args.width + lane;
+    float* const kept_row = args.weights + kept * args.width + lane;
+    if constexpr (kKept) {
+      kept += kept < args.kept_list.count && args.kept_list.keys[kept] == key ? 1 : 0;
+    } else {
+      ++kept;
+    }
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = static_cast<std::size_t>(c) * kLanes;
@@ -161,7 +171,8 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
       if constexpr (kKept) {
         weights = hn::IfThenElseZero(LaneMask(d, args.masks.kept[key], lane + offset), weights);
       }
-      hn::StoreU(weights, d, row + offset);
+      // A row that nothing keeps is written over by the next one, or is the last.
+      hn::StoreU(weights, d, kept_row + offset);
     }
   }
   for (int c = 0; c < C; ++c) {

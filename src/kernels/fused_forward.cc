@@ -183,6 +183,7 @@ class ForwardWorker {
     alignas(64) float tile_sums[kBlockQueries];
     kernels_.weights({.masks = words_->masks(),
                       .list = words_->parts(),
+                      .kept_list = words_->compact_keeps(),
                       .width = width,
                       .lanes = words_->lanes,
                       .largest = largest,
@@ -203,10 +204,11 @@ class ForwardWorker {
   // One weight a row at most has a factor of its own.
   void ScaleSpecial(std::size_t width) const noexcept {
     const float ratio = source_.special_ratio();
-    for (std::size_t key = 0; key < words_->count; ++key) {
-      for (std::uint64_t lanes = words_->special[key]; lanes != 0; lanes &= lanes - 1) {
+    for (std::size_t row = 0; row < words_->kept_count; ++row) {
+      const std::uint64_t special = words_->special[words_->kept_list[row]];
+      for (std::uint64_t lanes = special; lanes != 0; lanes &= lanes - 1) {
         const auto lane = static_cast<std::size_t>(std::countr_zero(lanes));
-        if (lane < width) weights_[key * width + lane] *= ratio;
+        if (lane < width) weights_[row * width + lane] *= ratio;
       }
     }
   }
@@ -218,7 +220,7 @@ class ForwardWorker {
                          .lanes = words_->lanes,
                          .value = values,
                          .head_dim = head_dim_v_,
-                         .list = words_->keeps(),
+                         .list = words_->compact_keeps(),
                          .list_is_all = words_->kept_count == words_->count,
                          .select = careful ? kept : nullptr,
                          .fold = fold_,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles the tile kernels once for each instruction set and tabulates them.
-// SSE4, AVX2 and AVX-512 on x86-64, NEON on arm64; SSSE3 alone is not worth its code.
-#define HWY_DISABLED_TARGETS HWY_SSSE3
+// SSE4, AVX2 and AVX-512 on x86-64, NEON on arm64. SSSE3 alone is not worth its code; the vectors
+// of SVE have no size that the compiler knows, so a kernel cannot hold arrays of them.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
 #include "kernels/kernels.h"
 

@@ -28,10 +28,12 @@ struct LaneRange {
   std::size_t end = 0;
 };
 
-// Keys of the tile that a kernel reads, ascending.
+// Keys of the tile that a kernel reads, ascending. Arrays of weights hold only the keys of a list,
+// one behind the other: key keys[i] has row rows[i], or row i where rows is null.
 struct KeyList {
   const std::uint16_t* keys = nullptr;
   std::size_t count = 0;
+  const std::uint16_t* rows = nullptr;
 };
 
 // What the logits of a tile meet. Null pointers: nothing of the kind.
@@ -41,7 +43,7 @@ struct TileMasks {
   const std::uint64_t* kept = nullptr;  // [key]: contributes to out, where that differs from part
 };
 
-// logits[key][query] = sum over dims of key * query; largest = max(largest, logits).
+// logits[i][query] = sum over dims of key * query, i in the list; largest = max(largest, logits).
 // Error of a logit: at most head_dim roundings of its partial sums (docs/math/accuracy.md).
 struct LogitsArgs {
   const float* query = nullptr;  // [head_dim][width], scaled by scale * log2(e)
@@ -50,7 +52,7 @@ struct LogitsArgs {
   LaneRange lanes{};
   TileRows key{};
   KeyList list{};
-  float* logits = nullptr;   // [key][width]
+  float* logits = nullptr;   // [i][width]
   float* largest = nullptr;  // [width], in and out
 };
 
@@ -60,19 +62,21 @@ struct MaskLogitsArgs {
   KeyList list{};
   std::size_t width = 0;
   LaneRange lanes{};
-  float* logits = nullptr;   // [key][width], in and out
+  float* logits = nullptr;   // [i][width], in and out
   float* largest = nullptr;  // [width], in and out
 };
 
 // logits -> exp2(logits - largest), 0 where it takes no part; sums over the tile before what is not
-// kept becomes 0.
+// kept becomes 0. Rows of keys that nothing keeps are left out: afterwards weights holds the rows
+// of kept_list.
 struct WeightsArgs {
   TileMasks masks{};
   KeyList list{};
+  KeyList kept_list{};
   std::size_t width = 0;
   LaneRange lanes{};
   const float* largest = nullptr;  // [width]
-  float* weights = nullptr;        // [key][width], logits in
+  float* weights = nullptr;        // [i][width], logits in
   float* sums = nullptr;           // [width], out
   bool infinite = false;           // logits may be infinite: +inf weighs 1 beside itself
 };
@@ -89,9 +93,9 @@ struct FoldArgs {
   float* fold = nullptr;  // out
 };
 
-// out[dim][query] = out * fold + sum over keys of value[key][dim] * weights[key][query].
+// out[dim][query] = out * fold + sum over the list of value[key][dim] * weights[i][query].
 struct AccumulateArgs {
-  const float* weights = nullptr;  // [key][width]
+  const float* weights = nullptr;  // [i][width]
   std::size_t width = 0;
   LaneRange lanes{};
   TileRows value{};
@@ -103,7 +107,7 @@ struct AccumulateArgs {
   float* out = nullptr;                   // [head_dim][width]
 };
 
-// weights[key][query] = exp2(logit - logsumexp), 0 where it takes no part (backward).
+// weights[i][query] = exp2(logit - logsumexp), 0 where it takes no part (backward).
 struct WeightsAgainArgs {
   const float* query = nullptr;  // [head_dim][width], scaled
   std::size_t head_dim = 0;
@@ -113,7 +117,7 @@ struct WeightsAgainArgs {
   KeyList list{};
   TileMasks masks{};
   const float* logsumexp = nullptr;  // [width], in units of log2
-  float* weights = nullptr;          // [key][width]
+  float* weights = nullptr;          // [i][width]
 };
 
 // grad_weights = value . grad_out; grad_logits = weights * (kept * grad_weights - delta), where
@@ -131,13 +135,13 @@ struct GradLogitsArgs {
   float special_ratio = 1.0F;
   const float* delta = nullptr;   // [width]
   const float* factor = nullptr;  // [width]
-  float* weights = nullptr;       // [key][width], in and out
-  float* grad_logits = nullptr;   // [key][width], out
+  float* weights = nullptr;       // [i][width], in and out
+  float* grad_logits = nullptr;   // [i][width], out
 };
 
-// out[key][dim] += sum over queries of weights[key][query] * rows[query][dim].
+// out[key][dim] += sum over queries of weights[i][query] * rows[query][dim].
 struct AccumulateRowsArgs {
-  const float* weights = nullptr;  // [key][width]
+  const float* weights = nullptr;  // [i][width]
   std::size_t width = 0;
   std::size_t queries = 0;  // valid ones, from query first_query
   std::size_t first_query = 0;

@@ -61,7 +61,7 @@ void MaskGradient::AddOwned(const GradLogitsTile& tile) const noexcept {
   float* const first = Sum(block.batch, block.head, block.local_query(lanes.begin), tile.first_key);
   const KeyList keys = tile.words.parts();
   for (std::size_t i = 0; i < keys.count; ++i) {
-    const float* const grad = tile.grad_logits + keys.keys[i] * block.width;
+    const float* const grad = tile.grad_logits + i * block.width;
     float* sum = first + keys.keys[i];
     for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane, sum += query_stride) {
       *sum += grad[lane];
@@ -79,7 +79,7 @@ void MaskGradient::AddOrdered(const GradLogitsTile& tile, std::int64_t slot) con
   for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane) {
     float sum = 0.0F;
     for (std::size_t i = 0; i < keys.count; ++i) {
-      sum += tile.grad_logits[keys.keys[i] * block.width + lane];
+      sum += tile.grad_logits[i * block.width + lane];
     }
     rows[lane - lanes.begin] += sum;
   }

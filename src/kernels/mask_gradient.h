@@ -13,7 +13,7 @@
 
 namespace attndrop {
 
-// One tile's grad_logits: [key][width], keys from global tile key `first_key` (local index) on.
+// One tile's grad_logits: [i][width], i in the tile's parts; its key 0 is local key first_key.
 struct GradLogitsTile {
   const QueryBlock& block;
   const TileWords& words;

@@ -75,7 +75,7 @@ HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
   for (; k < count; ++k) MultiplyAddStep<R, C>(d, a + k * a_stride, b_rows, k * b_step, acc);
 }
 
-// The sum over the k that stand in list[0 .. count), ascending.
+// The same sum where row k of a meets number list[k] of b.
 template <int R, int C>
 HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
                               const float* const (&b_rows)[R], std::size_t b_step,
@@ -83,14 +83,13 @@ HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_s
                               Accumulators<R, C>& acc) {
   Clear(d, acc);
   HWY_UNROLL(4)
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t k = list[i];
-    MultiplyAddStep<R, C>(d, a + k * a_stride, b_rows, k * b_step, acc);
+  for (std::size_t k = 0; k < count; ++k) {
+    MultiplyAddStep<R, C>(d, a + k * a_stride, b_rows, list[k] * b_step, acc);
   }
 }
 
-// As ListedProduct, but a term counts only in the lanes that words[k] names: what is not in a lane
-// may be NaN. For arrays that hold numbers that are not finite.
+// As ListedProduct, but a term counts only in the lanes that words[list[k]] names: what is not in a
+// lane may be NaN. For arrays that hold numbers that are not finite.
 template <int R, int C>
 HWY_INLINE void SelectedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
                                 const float* const (&b_rows)[R], std::size_t b_step,
@@ -98,14 +97,13 @@ HWY_INLINE void SelectedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a
                                 const std::uint64_t* HWY_RESTRICT words, std::size_t first_lane,
                                 Accumulators<R, C>& acc) {
   Clear(d, acc);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t k = list[i];
+  for (std::size_t k = 0; k < count; ++k) {
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = static_cast<std::size_t>(c) * kLanes;
-      const MF mask = LaneMask(d, words[k], first_lane + offset);
+      const MF mask = LaneMask(d, words[list[k]], first_lane + offset);
       const VF va = hn::LoadU(d, a + k * a_stride + offset);
       for (int r = 0; r < R; ++r) {
-        const VF sum = hn::MulAdd(va, hn::Set(d, b_rows[r][k * b_step]), acc.v[r][c]);
+        const VF sum = hn::MulAdd(va, hn::Set(d, b_rows[r][list[k] * b_step]), acc.v[r][c]);
         acc.v[r][c] = hn::IfThenElse(mask, sum, acc.v[r][c]);
       }
     }

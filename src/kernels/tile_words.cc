@@ -61,6 +61,17 @@ void ListKeys(const std::uint64_t* words, std::size_t count, std::uint64_t lanes
   }
 }
 
+// Keys of the part list that some lane keeps.
+void ListKept(std::uint64_t lanes, TileWords& words) noexcept {
+  words.kept_count = 0;
+  for (std::size_t i = 0; i < words.part_count; ++i) {
+    const std::uint16_t key = words.part_list[i];
+    words.kept_list[words.kept_count] = key;
+    words.kept_rows[words.kept_count] = static_cast<std::uint16_t>(i);
+    words.kept_count += !words.has_kept || (words.kept[key] & lanes) != 0 ? 1 : 0;
+  }
+}
+
 // Keys that all 64 lanes see, unused ones included, so that their words are all ones.
 KeyRange FullRange(const Problem& problem, const QueryBlock& block) noexcept {
   const std::int64_t first = block.first + block.sequence.shift;
@@ -205,8 +216,7 @@ void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, cons
   for (std::size_t key = 0; !words.all_part && key < words.count; ++key) needed |= words.part[key];
   words.lanes = LanesOf(needed & lanes, block.width);
   ListKeys(words.part, words.count, lanes, words.part_list, words.part_count);
-  ListKeys(words.has_kept ? words.kept : words.part, words.count, lanes, words.kept_list,
-           words.kept_count);
+  ListKept(lanes, words);
 }
 
 void TileWordSource::FillPart(const QueryBlock& block, const KeyRange& keys,
