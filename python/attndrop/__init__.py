@@ -3,13 +3,32 @@
 
 from __future__ import annotations
 
+from . import arrays
+from ._analyze import HeadAnalysis, RowStatistics, analyze
+from ._flash import flash_attn_func, flash_attn_varlen_func
 from ._functional import scaled_dot_product_attention
+from ._masks import SchemeInfo, keep_mask, schemes
+from ._patch import patch_sdpa
 from ._rng import call_offset
 
 __version__ = "0.1.0"
 
+#: Which published definition of the keep mask this version follows.
+MASK_FORMAT = 1
+
 __all__ = [
+    "MASK_FORMAT",
+    "HeadAnalysis",
+    "RowStatistics",
+    "SchemeInfo",
     "__version__",
+    "analyze",
+    "arrays",
     "call_offset",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "keep_mask",
+    "patch_sdpa",
     "scaled_dot_product_attention",
+    "schemes",
 ]

@@ -38,4 +38,11 @@ SCHEMAS = (
         "int[] sizes, bool with_factors, ",
         "Tensor keep, Tensor factors",
     ),
+    _schema(
+        "analyze",
+        "Tensor? query, Tensor? key, Tensor? value, ",
+        "int[] sizes, int batch, int head, ",
+        "Tensor rows, Tensor out_mean, Tensor out_var, str note",
+    ),
+    "schemes() -> str",
 )

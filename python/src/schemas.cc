@@ -35,6 +35,11 @@ STABLE_TORCH_LIBRARY(attndrop, m) {
             .c_str());
   m.def(Schema("keep_mask", "", "int[] sizes, bool with_factors, ", "Tensor keep, Tensor factors")
             .c_str());
+  m.def(Schema("analyze", "Tensor? query, Tensor? key, Tensor? value, ",
+               "int[] sizes, int batch, int head, ",
+               "Tensor rows, Tensor out_mean, Tensor out_var, str note")
+            .c_str());
+  m.def("schemes() -> str");
 }
 
 }  // namespace attndrop::python
