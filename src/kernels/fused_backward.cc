@@ -161,9 +161,11 @@ class BackwardRun {
     float* const grad_out = flight.grad_out + lanes * sizes_.head_dim_v;
     alignas(64) float scale[kBlockQueries];
     std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
-    record.finite =
-        LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query) &&
+    const bool query_finite =
+        LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query);
+    const bool grad_out_finite =
         LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, memory.rows, grad_out);
+    record.finite = query_finite && grad_out_finite;
     kernels_.scale_lanes(query, sizes_.head_dim, record.block.width, scale);
     kernels_.scale_lanes(grad_out, sizes_.head_dim_v, record.block.width,
                          record.state.factor.data());
