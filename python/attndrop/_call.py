@@ -64,7 +64,7 @@ def attend(
     """(out, logsumexp) for inputs with or without batch and an attn_mask of up to four axes."""
     mask = side[1]
     device_type = query.device.type
-    if torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         query, key, value, mask = cast_inputs(device_type, query, key, value, mask)  # type: ignore[assignment]
     if mask is not None and mask.dim() < 4:
         mask = mask[(None,) * (4 - mask.dim())]

@@ -169,7 +169,8 @@ class _Policy:
     def _undropped(self, keep: Tensor) -> tuple[Tensor, Tensor]:
         empty_chance = (1.0 - self.config.keep_prob) ** self._distinct_points().double()
         empty = ~keep.any(-1, keepdim=True)
-        factor = torch.where(empty, 1.0, 1.0 / self.config.keep_prob) / (1.0 + empty_chance)
+        factor = torch.where(empty, empty_chance.new_ones(()), self._inverse_rate())
+        factor = factor / (1.0 + empty_chance)
         return torch.where(empty, self.visible, keep), factor
 
     def _distinct_points(self) -> Tensor:

@@ -25,6 +25,11 @@ def _check_tensor(name: str, tensor: Any) -> None:
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}; for NumPy and other "
             "arrays use attndrop.arrays.attention"
         )
+    if tensor.is_nested or tensor.layout != torch.strided:
+        refuse_type(
+            f"{name} must be a strided tensor, got a nested or sparse one; pass its values and "
+            "cu_seqlens_q, cu_seqlens_k"
+        )
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
         refuse_type(
@@ -36,7 +41,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
 def check_inputs(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     """Types, axes and heads; the operators check everything else."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if type(tensor) not in _PLAIN_TYPES:
+        if type(tensor) not in _PLAIN_TYPES or tensor.is_nested:
             _check_tensor(name, tensor)
         if tensor.dim() not in (3, 4):
             refuse_value(

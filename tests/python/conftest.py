@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the Python package. Without PyTorch or without the package they are skipped, saying so."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+
+import pytest
+
+_REASON = "".join(
+    f"{name} is not installed; " for name in ("torch", "attndrop") if not importlib.util.find_spec(name)
+)
+
+if _REASON:
+    collect_ignore_glob = ["*_test.py", "test_*.py"]
+
+    def pytest_report_header() -> str:
+        return f"tests/python skipped: {_REASON}see CONTRIBUTING.md"
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> None:
+    if _REASON:
+        return
+    import torch
+
+    torch.manual_seed(20240229)
+    random.seed(20240229)
