@@ -9,8 +9,10 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "attndrop/target.h"
 #include "attndrop/version.h"
 
 #include "cli/flags.h"
@@ -59,16 +61,23 @@ std::string CompilerText() {
 #endif
 }
 
+std::vector<std::string> TargetNames() {
+  std::vector<std::string> names;
+  for (const Target target : SupportedTargets()) names.emplace_back(TargetName(target));
+  return names;
+}
+
 std::string VersionText(bool json) {
   if (json) {
     return nlohmann::ordered_json{{"version", std::string(kVersion)},
                                   {"mask_format", kMaskFormat},
-                                  {"compiler", CompilerText()}}
+                                  {"compiler", CompilerText()},
+                                  {"targets", TargetNames()}}
                .dump(2) +
            "\n";
   }
-  return fmt::format("attndrop {}\nmask format {}\ncompiler {}\n", kVersion, kMaskFormat,
-                     CompilerText());
+  return fmt::format("attndrop {}\nmask format {}\ncompiler {}\ntargets {}\n", kVersion,
+                     kMaskFormat, CompilerText(), fmt::join(TargetNames(), " "));
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -106,6 +115,7 @@ Status UnknownWord(const CLI::App& app, const std::string& given,
 
 Status CheckDoubled(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll) continue;
     if (option->count() > 1) {
       return Status::InvalidArgument(
           fmt::format("{} is given {} times; give it once", option->get_name(), option->count()));
@@ -141,7 +151,7 @@ class Parser {
         std::make_shared<HelpFormatter>([this](const CLI::App* app) { return ExamplesOf(app); }));
     app_.option_defaults()->group("Flags");
     app_.set_help_flag("-h,--help", "this text, or that of a command, and exit");
-    app_.add_flag("--version", version_, "version, mask format and compiler");
+    app_.add_flag("--version", version_, "version, mask format, compiler, targets");
     app_.add_flag("--json", json_, "with --version: as JSON");
     app_.get_help_ptr()->group("Flags");
     app_.require_subcommand(0, 1);
@@ -158,6 +168,7 @@ class Parser {
   }
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;
+  ~Parser() = default;
 
   Result<Parsed> Parse(std::span<const std::string> args) {
     try {

@@ -54,6 +54,8 @@ class BackwardCommand final : public Command {
     AddProblemFlags(app, problem_flags_);
     BeginGroup(app, "Run");
     AddThreadsFlag(app, run_flags_);
+    AddPathFlag(app, run_flags_);
+    AddTargetFlag(app, run_flags_);
     AddForceFlag(app, run_flags_);
     AddVerboseFlag(app, run_flags_);
     AddJsonFlag(app, run_flags_);
@@ -75,6 +77,7 @@ class BackwardCommand final : public Command {
       return Status::InvalidArgument("--grad-attn-mask needs a float --attn-mask; give one");
     }
     if (Status executor = MakeExecutor(run_flags_).status(); !executor.ok()) return executor;
+    if (Status options = ReadPlanOptions(run_flags_).status(); !options.ok()) return options;
     return ReadProblemFlags(problem_flags_).status();
   }
 
@@ -170,7 +173,9 @@ class BackwardCommand final : public Command {
                                const Streams& streams) const {
     std::vector<ResultArray> results;
     if (Status added = AddResults(inputs, outputs, results); !added.ok()) return added;
-    const Result<Plan> plan = Plan::Make(inputs.loaded.problem);
+    const Result<PlanOptions> options = ReadPlanOptions(run_flags_);
+    if (!options.ok()) return options.status();
+    const Result<Plan> plan = Plan::Make(inputs.loaded.problem, *options);
     if (!plan.ok()) return plan.status();
     Result<ThreadExecutor> threads = MakeExecutor(run_flags_);
     if (!threads.ok()) return threads.status();

@@ -44,6 +44,7 @@ using CommandList = std::vector<std::unique_ptr<Command>>;
 
 std::unique_ptr<Command> MakeAnalyzeCommand();
 std::unique_ptr<Command> MakeBackwardCommand();
+std::unique_ptr<Command> MakeBenchCommand();
 std::unique_ptr<Command> MakeDemoCommand();
 std::unique_ptr<Command> MakeForwardCommand();
 std::unique_ptr<Command> MakeMaskCommand();

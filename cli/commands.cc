@@ -13,6 +13,7 @@ CommandList MakeCommands() {
   commands.push_back(MakeSchemesCommand());
   commands.push_back(MakeAnalyzeCommand());
   commands.push_back(MakeRngCommand());
+  commands.push_back(MakeBenchCommand());
   return commands;
 }
 

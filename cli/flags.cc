@@ -16,8 +16,9 @@ namespace {
 template <class T>
 std::optional<T> ParseWhole(std::string_view text) {
   T value{};
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [stopped, error] = std::from_chars(begin, end, value);
   if (error != std::errc() || stopped != end || text.empty()) return std::nullopt;
   return value;
 }
@@ -56,22 +57,32 @@ std::vector<std::string_view> SplitAtCommas(std::string_view text) {
   }
 }
 
-// Edits (insert, delete, replace, swap of neighbours) between two words.
-std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<std::size_t>> cost(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
-  for (std::size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
-  for (std::size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      cost[i][j] = std::min({replaced, cost[i - 1][j] + 1, cost[i][j - 1] + 1});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-      }
+// Edits (insert, delete, replace, swap of neighbours) between the first i letters of a and the
+// first j of b, for all i and j.
+class EditTable {
+ public:
+  EditTable(std::string_view a, std::string_view b)
+      : a_(a), b_(b), cost_(a.size() + 1, std::vector<std::size_t>(b.size() + 1)) {
+    for (std::size_t i = 0; i <= a.size(); ++i) {
+      for (std::size_t j = 0; j <= b.size(); ++j) cost_[i][j] = Cost(i, j);
     }
   }
-  return cost[a.size()][b.size()];
-}
+
+  [[nodiscard]] std::size_t distance() const { return cost_.back().back(); }
+
+ private:
+  [[nodiscard]] std::size_t Cost(std::size_t i, std::size_t j) const {
+    if (i == 0 || j == 0) return i + j;
+    const std::size_t replaced = cost_[i - 1][j - 1] + (a_[i - 1] == b_[j - 1] ? 0 : 1);
+    const std::size_t edited = std::min({replaced, cost_[i - 1][j] + 1, cost_[i][j - 1] + 1});
+    const bool swapped = i > 1 && j > 1 && a_[i - 1] == b_[j - 2] && a_[i - 2] == b_[j - 1];
+    return swapped ? std::min(edited, cost_[i - 2][j - 2] + 1) : edited;
+  }
+
+  std::string_view a_;
+  std::string_view b_;
+  std::vector<std::vector<std::size_t>> cost_;
+};
 
 }  // namespace
 
@@ -81,6 +92,15 @@ void AddFlag(CLI::App& app, Flag& flag, std::string name, const std::string& hel
   app.add_option_function<std::string>(
          flag.name, [&flag](const std::string& text) { flag.text = text; }, help)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->option_text(placeholder);
+}
+
+void AddListFlag(CLI::App& app, std::vector<std::string>& texts, const std::string& name,
+                 const std::string& help, const std::string& placeholder) {
+  app.add_option_function<std::vector<std::string>>(
+         name, [&texts](const std::vector<std::string>& given) { texts = given; }, help)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(1)
       ->option_text(placeholder);
 }
 
@@ -154,7 +174,7 @@ std::string NearestName(std::string_view given, const std::vector<std::string>& 
   std::string nearest;
   std::size_t least = 2 + given.size() / 4;
   for (const std::string& name : known) {
-    const std::size_t distance = EditDistance(given, name);
+    const std::size_t distance = EditTable(given, name).distance();
     if (distance < least) {
       least = distance;
       nearest = name;

@@ -27,6 +27,9 @@ struct Flag {
 // placeholder: what the help shows for the value ("N", "FILE").
 void AddFlag(CLI::App& app, Flag& flag, std::string name, const std::string& help,
              const std::string& placeholder);
+// A flag that may be given many times.
+void AddListFlag(CLI::App& app, std::vector<std::string>& texts, const std::string& name,
+                 const std::string& help, const std::string& placeholder);
 // The heading in the help text for the flags added from here on.
 void BeginGroup(CLI::App& app, const std::string& title);
 void AddSwitch(CLI::App& app, bool& is_on, const std::string& name, const std::string& help);

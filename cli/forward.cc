@@ -37,6 +37,8 @@ class ForwardCommand final : public Command {
     AddProblemFlags(app, problem_flags_);
     BeginGroup(app, "Run");
     AddThreadsFlag(app, run_flags_);
+    AddPathFlag(app, run_flags_);
+    AddTargetFlag(app, run_flags_);
     AddForceFlag(app, run_flags_);
     AddVerboseFlag(app, run_flags_);
     AddJsonFlag(app, run_flags_);
@@ -50,6 +52,7 @@ class ForwardCommand final : public Command {
       return Status::InvalidArgument("there is nothing to write: give --out, --logsumexp or both");
     }
     if (Status executor = MakeExecutor(run_flags_).status(); !executor.ok()) return executor;
+    if (Status options = ReadPlanOptions(run_flags_).status(); !options.ok()) return options;
     return ReadProblemFlags(problem_flags_).status();
   }
 
@@ -99,7 +102,9 @@ class ForwardCommand final : public Command {
         .mask = loaded.mask_buffers(),
         .out = out->view(),
         .logsumexp = logsumexp == nullptr ? Strided<void>{} : logsumexp->row_view()};
-    const Result<Plan> plan = Plan::Make(problem);
+    const Result<PlanOptions> options = ReadPlanOptions(run_flags_);
+    if (!options.ok()) return options.status();
+    const Result<Plan> plan = Plan::Make(problem, *options);
     if (!plan.ok()) return plan.status();
     Result<ThreadExecutor> threads = MakeExecutor(run_flags_);
     if (!threads.ok()) return threads.status();

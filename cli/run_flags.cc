@@ -14,6 +14,16 @@ void AddThreadsFlag(CLI::App& app, RunFlags& flags) {
           "1 to 4096; 0 (default): one per processor. Results never differ", "N");
 }
 
+void AddPathFlag(CLI::App& app, RunFlags& flags) {
+  AddFlag(app, flags.path, "--path",
+          "fused (fast) or reference (computes in double); default: the fastest there is", "NAME");
+}
+
+void AddTargetFlag(CLI::App& app, RunFlags& flags) {
+  AddFlag(app, flags.target, "--target",
+          "neon, sse4, avx2 or avx512 (--version lists those here); default: the widest", "NAME");
+}
+
 void AddForceFlag(CLI::App& app, RunFlags& flags) {
   AddSwitch(app, flags.force, "--force", "replace existing output files");
 }
@@ -31,6 +41,23 @@ Result<ThreadExecutor> MakeExecutor(const RunFlags& flags) {
   const std::int64_t threads = reader.Integer(flags.threads, 0, {0, 4096});
   if (!reader.ok()) return reader.status();
   return ThreadExecutor::Make(threads);
+}
+
+Result<PlanOptions> ReadPlanOptions(const RunFlags& flags) {
+  PlanOptions options;
+  if (flags.target.given()) {
+    const Result<Target> target = ParseTarget(*flags.target.text);
+    if (!target.ok()) return target.status();
+    options.target = *target;
+  }
+  if (!flags.path.given()) return options;
+  for (const Path path : {Path::kReference, Path::kFused}) {
+    if (*flags.path.text != PathName(path)) continue;
+    options.path = path;
+    return options;
+  }
+  return Status::InvalidArgument(fmt::format(
+      "--path must be fused (fast) or reference (in double), got \"{}\"", *flags.path.text));
 }
 
 void PrintProblem(const Streams& streams, const RunFlags& flags, const Problem& problem) {

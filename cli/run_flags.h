@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attndrop/executor.h"
+#include "attndrop/plan.h"
 #include "attndrop/problem.h"
 #include "attndrop/status.h"
 
@@ -19,18 +20,25 @@ namespace attndrop::cli {
 
 struct RunFlags {
   Flag threads;
+  Flag target;
+  Flag path;
   bool force = false;
   bool json = false;
   bool verbose = false;
 };
 
 void AddThreadsFlag(CLI::App& app, RunFlags& flags);
+void AddPathFlag(CLI::App& app, RunFlags& flags);
+void AddTargetFlag(CLI::App& app, RunFlags& flags);  // instruction set of the fused path
 void AddForceFlag(CLI::App& app, RunFlags& flags);
 void AddJsonFlag(CLI::App& app, RunFlags& flags);
 void AddVerboseFlag(CLI::App& app, RunFlags& flags);
 
 // 0 (all) .. 4096.
 [[nodiscard]] Result<ThreadExecutor> MakeExecutor(const RunFlags& flags);
+
+// What --path and --target force; whether this machine has them is for Plan::Make to say.
+[[nodiscard]] Result<PlanOptions> ReadPlanOptions(const RunFlags& flags);
 
 // With --verbose: the one-line form on stderr.
 void PrintProblem(const Streams& streams, const RunFlags& flags, const Problem& problem);
