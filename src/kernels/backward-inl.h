@@ -53,12 +53,13 @@ struct WeightsAgainGroup {
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
       const VF logsumexp = hn::LoadU(d, args.logsumexp + offset);
+      const VF rest = hn::LoadU(d, args.logsumexp_rest + offset);
       HWY_UNROLL(8)
       for (int r = 0; r < R; ++r) {
         const std::size_t key_place = group.keys[r] * args.width + offset;
         VF logits = acc.v[r][c];
         if constexpr (kBias) logits = hn::Add(logits, hn::LoadU(d, args.masks.bias + key_place));
-        VF weights = Exp2(d, hn::Sub(logits, logsumexp));
+        VF weights = PreciseExp2(d, hn::Sub(hn::Sub(logits, logsumexp), rest));
         if constexpr (kPart) {
           const MF part = LaneMask(d, args.masks.part[group.keys[r]], offset);
           weights = hn::IfThenElseZero(part, weights);

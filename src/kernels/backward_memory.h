@@ -20,6 +20,7 @@ struct BlockRecord {
   BlockState state;
   bool finite = true;                       // query, grad_out, delta and logsumexp
   std::atomic<std::int64_t> tiles_done{0};  // tiles that have added to grad_query, from first_tile
+  alignas(64) float logsumexp_rest[kBlockQueries];
   alignas(64) float logsumexp[kBlockQueries];  // units of log2
   alignas(64) float delta[kBlockQueries];      // (A6)
 };

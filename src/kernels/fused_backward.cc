@@ -189,6 +189,7 @@ class BackwardRun {
   void LoadRowNumbers(BlockRecord& record, const WorkerMemory& memory) const noexcept {
     const QueryBlock& block = record.block;
     std::fill_n(record.logsumexp, kBlockQueries, 0.0F);
+    std::fill_n(record.logsumexp_rest, kBlockQueries, 0.0F);
     std::fill_n(record.delta, kBlockQueries, 0.0F);
     const std::int64_t batch = ArrayBatch(block.batch);
     const std::int64_t first_row = block.sequence.first_row_q;
@@ -214,8 +215,10 @@ class BackwardRun {
       logsumexp.CopyPadded(row, 1, 1, 1, &number);
       // A row that sees no key has logsumexp -inf; its weights are 0 by its words.
       const bool empty = number == -std::numeric_limits<float>::infinity();
-      record.logsumexp[lane] =
-          empty ? 0.0F : static_cast<float>(static_cast<double>(number) * kLog2E);
+      const double log2 = empty ? 0.0 : static_cast<double>(number) * kLog2E;
+      record.logsumexp[lane] = static_cast<float>(log2);
+      record.logsumexp_rest[lane] =
+          static_cast<float>(log2 - static_cast<double>(record.logsumexp[lane]));
       record.delta[lane] = static_cast<float>(delta);
       record.finite = record.finite && AllFinite(&record.logsumexp[lane], 1) &&
                       AllFinite(&record.delta[lane], 1);
@@ -316,6 +319,7 @@ class BackwardRun {
                             .list = words.parts(),
                             .masks = words.masks(),
                             .logsumexp = record.logsumexp,
+                            .logsumexp_rest = record.logsumexp_rest,
                             .weights = memory.weights});
     kernels_.grad_logits({.grad_out = slot.flight->grad_out + lanes * sizes_.head_dim_v,
                           .head_dim = sizes_.head_dim_v,

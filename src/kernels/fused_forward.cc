@@ -17,7 +17,7 @@
 namespace attndrop {
 namespace {
 
-constexpr float kLn2 = 0.693147180559945309F;
+constexpr double kLn2 = 0.693147180559945309;
 constexpr double kLog2E = 1.4426950408889634;
 
 // A block of queries under way: everything that lives from tile to tile.
@@ -268,9 +268,10 @@ class ForwardWorker {
                                block.head, block.sequence.first_row_q);
     if (!logsumexp.wanted()) return;
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
-      const float sum = work.sums[lane];
-      const float value = sum == 0.0F ? -std::numeric_limits<float>::infinity()
-                                      : (work.largest[lane] + std::log2(sum)) * kLn2;
+      const double sum = static_cast<double>(work.sums[lane]);
+      const double log2 = static_cast<double>(work.largest[lane]) + std::log2(sum);
+      const float value =
+          sum == 0.0 ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2 * kLn2);
       logsumexp.Write(block.local_query(lane), 1, 1, &value, 1);
     }
   }

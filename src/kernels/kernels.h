@@ -116,8 +116,9 @@ struct WeightsAgainArgs {
   TileRows key{};
   KeyList list{};
   TileMasks masks{};
-  const float* logsumexp = nullptr;  // [width], in units of log2
-  float* weights = nullptr;          // [i][width]
+  const float* logsumexp = nullptr;  // [width], in units of log2; with logsumexp_rest to 48 bits
+  const float* logsumexp_rest = nullptr;
+  float* weights = nullptr;  // [i][width]
 };
 
 // grad_weights = value . grad_out; grad_logits = weights * (kept * grad_weights - delta), where

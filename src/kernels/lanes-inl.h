@@ -62,13 +62,26 @@ HWY_INLINE std::uint64_t LaneBits(DF d, MF mask) {
   return word;
 }
 
-// 2^x for x <= 0 (NaN stays NaN; x of -126 and below gives a result below 2^-126, 0 where the
-// target has no scaling instruction). Relative error below 2.2e-7 (2 ULP).
+// p * 2^whole for p in [0.7, 1.5] and whole an integer of at most 1: 0 where the result would be
+// below 2^-126 and the target has no scaling instruction.
+HWY_INLINE VF ScaleByPowerOf2(DF d, VF p, VF whole) {
+#if HWY_TARGET <= HWY_AVX3
+  (void)d;
+  return VF{_mm512_scalef_ps(p.raw, whole.raw)};
+#else
+  const DI di;
+  const auto in_range = hn::Ge(whole, hn::Set(d, -126.0F));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, whole));
+  const VF scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  // A NaN fails the comparison and must come back as itself.
+  return hn::IfThenElse(in_range, scaled, hn::IfThenElseZero(hn::IsNaN(whole), whole));
+#endif
+}
+
+// 2^x for x <= 1; NaN stays NaN. Relative error below 2.2e-7 (2 ULP), which a softmax divides out
+// again for the most part: its largest term, bias included, is also in the sum.
 // Round to nearest, then a degree-5 minimax polynomial on [-0.5, 0.5].
 HWY_INLINE VF Exp2(DF d, VF x) {
-#if HWY_TARGET > HWY_AVX3
-  const auto in_range = hn::Ge(x, hn::Set(d, -126.0F));
-#endif
   const VF whole = hn::Round(x);
   const VF part = hn::Sub(x, whole);
   VF p = hn::Set(d, 0.0013276472454890609F);
@@ -77,16 +90,21 @@ HWY_INLINE VF Exp2(DF d, VF x) {
   p = hn::MulAdd(p, part, hn::Set(d, 0.24022120237350464F));
   p = hn::MulAdd(p, part, hn::Set(d, 0.6931469440460205F));
   p = hn::MulAdd(p, part, hn::Set(d, 1.0000001192092896F));
-#if HWY_TARGET <= HWY_AVX3
-  return VF{_mm512_scalef_ps(p.raw, whole.raw)};
-#else
-  const DI di;
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, whole));
-  const VF scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  // A NaN fails the comparison and must come back as itself.
-  const VF small = hn::IfThenElseZero(hn::IsNaN(x), x);
-  return hn::IfThenElse(in_range, scaled, small);
-#endif
+  return ScaleByPowerOf2(d, p, whole);
+}
+
+// The same to 0.7 ULP, with degree 6: for weights that no later division corrects (backward).
+HWY_INLINE VF PreciseExp2(DF d, VF x) {
+  const VF whole = hn::Round(x);
+  const VF part = hn::Sub(x, whole);
+  VF p = hn::Set(d, 0.0001534581242594868F);
+  p = hn::MulAdd(p, part, hn::Set(d, 0.0013399930903688073F));
+  p = hn::MulAdd(p, part, hn::Set(d, 0.009618489071726799F));
+  p = hn::MulAdd(p, part, hn::Set(d, 0.05550328642129898F));
+  p = hn::MulAdd(p, part, hn::Set(d, 0.24022646248340607F));
+  p = hn::MulAdd(p, part, hn::Set(d, 0.6931471824645996F));
+  p = hn::MulAdd(p, part, hn::Set(d, 1.0F));
+  return ScaleByPowerOf2(d, p, whole);
 }
 
 }  // namespace HWY_NAMESPACE
