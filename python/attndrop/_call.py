@@ -15,8 +15,11 @@ from torch import Tensor
 
 from ._eager import below_autograd, is_plain_eager
 from ._op import backward_grads, cast_inputs
+from ._transform import Forward, Opaque
 
 _forward = torch.ops.attndrop.forward.default
+_in_transform = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 #: rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k
@@ -44,6 +47,8 @@ class _Attention(torch.autograd.Function):
 def _call(
     query: Tensor, key: Tensor, value: Tensor, side: SideTensors, options: dict[str, Any]
 ) -> Any:
+    if _in_transform() and not _is_compiling():
+        return Forward.apply(Opaque(options), query, key, value, *side)
     if not is_plain_eager():
         return _forward(query, key, value, *side, **options)
     mask = side[1]

@@ -110,8 +110,12 @@ def backward_grads(
     options: Options,
     grad_out: Tensor | None,
     grad_logsumexp: Tensor | None,
+    backward: Any = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the eight tensors of forward, from them and its results."""
+    """Gradients of the eight tensors of forward, from them and its results.
+
+    backward: what calls the operator of this name; by default the operator itself.
+    """
     query, key, value, *side, out, logsumexp = saved
     if grad_out is None and grad_logsumexp is None:
         return (None,) * 8
@@ -119,7 +123,9 @@ def backward_grads(
         grad_out = torch.zeros_like(out)
     wanted = [int(needed[0]), int(needed[1]), int(needed[2]), int(needed[_MASK])]
     arguments = (grad_out, grad_logsumexp, query, key, value, out, logsumexp, *side)
-    if torch.is_grad_enabled() or not is_plain_eager():
+    if backward is not None:
+        grads = backward(*arguments, wanted=wanted, **options)
+    elif torch.is_grad_enabled() or not is_plain_eager():
         grads = _ops.backward.default(*arguments, wanted=wanted, **options)
     else:
         with below_autograd():
@@ -147,15 +153,24 @@ def _save_backward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: 
     ctx.set_materialize_grads(False)
 
 
-def _backward_grad(ctx: Any, *upstream: Tensor | None) -> Any:
-    """Second derivatives, of the same mask, in operations that can be differentiated again."""
-    inputs = composite.BackwardInputs(*ctx.saved_tensors[:7])
-    side = Side(*ctx.saved_tensors[7:])
-    grads = second_grads(upstream, inputs, side, ctx.wanted, ctx.options)
+def second_backward_grads(
+    saved: Any, wanted: list[int], options: Options, upstream: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the twelve tensors of backward: second derivatives, of the same mask, in
+    operations that can be differentiated again."""
+    inputs, side = composite.BackwardInputs(*saved[:7]), Side(*saved[7:])
+    wanted_upstream = tuple(
+        grad if want else None for grad, want in zip(upstream, wanted, strict=True)
+    )
+    grads = second_grads(wanted_upstream, inputs, side, options)
     grad_out, grad_logsumexp, query, key, value, attn_mask = grads
     if inputs.grad_logsumexp is None:
         grad_logsumexp = None
     return grad_out, grad_logsumexp, query, key, value, None, None, None, attn_mask, *(None,) * 3
+
+
+def _backward_grad(ctx: Any, *upstream: Tensor | None) -> Any:
+    return second_backward_grads(ctx.saved_tensors, ctx.wanted, ctx.options, upstream)
 
 
 torch.library.register_autograd(

@@ -21,7 +21,6 @@ def second_grads(
     upstream: Any,
     inputs: BackwardInputs,
     side: Side,
-    wanted: list[int],
     options: Options,
 ) -> Any:
     query, key = inputs.query, inputs.key

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators inside torch.func transforms (grad, vjp, vmap, jacrev, ...) as autograd functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._op import backward_grads, second_backward_grads
+
+_ops = torch.ops.attndrop
+
+
+class Opaque:
+    """Arguments that no transform looks into."""
+
+    def __init__(self, options: dict[str, Any], wanted: list[int] | None = None) -> None:
+        self.options = options
+        self.wanted = wanted or []
+
+
+def _loop(function: Any, info: Any, in_dims: Any, opaque: Opaque, tensors: Any) -> Any:
+    """vmap means a loop: every sample has the coordinates, and with one seed the mask, of one call."""
+    calls = []
+    for index in range(info.batch_size):
+        sample = [
+            tensor if dim is None else tensor.select(dim, index)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        calls.append(function.apply(opaque, *sample))
+    results = tuple(torch.stack(results) for results in zip(*calls, strict=True))
+    return results, (0,) * len(results)
+
+
+class Forward(torch.autograd.Function):
+    """attndrop::forward of the eight tensors."""
+
+    @staticmethod
+    def forward(opaque: Opaque, *tensors: Any) -> Any:
+        return _ops.forward(*tensors, **opaque.options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.opaque = inputs[0]
+        ctx.save_for_backward(*inputs[1:], *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:  # type: ignore[override]
+        needed = ctx.needs_input_grad[1:]
+        grads = backward_grads(
+            ctx.saved_tensors, needed, ctx.opaque.options, grad_out, grad_logsumexp, _call_backward
+        )
+        return (None, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
+        return _loop(Forward, info, in_dims, opaque, tensors)
+
+
+class Backward(torch.autograd.Function):
+    """attndrop::backward of the twelve tensors."""
+
+    @staticmethod
+    def forward(opaque: Opaque, *tensors: Any) -> Any:
+        return _ops.backward(*tensors, wanted=opaque.wanted, **opaque.options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.opaque = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        opaque = ctx.opaque
+        grads = second_backward_grads(ctx.saved_tensors, opaque.wanted, opaque.options, upstream)
+        return (None, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
+        return _loop(Backward, info, in_dims, opaque, tensors)
+
+
+def _call_backward(*tensors: Any, wanted: list[int], **options: Any) -> Any:
+    return Backward.apply(Opaque(options, wanted), *tensors)
