@@ -7,7 +7,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CODE_FOLDERS = ["include", "src", "cli", "tests", "fuzz"]
+CODE_FOLDERS = ["include", "src", "cli", "tests", "fuzz", "bench"]
 
 
 def files(folders, *suffixes):
