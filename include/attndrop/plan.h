@@ -55,6 +55,11 @@ class ATTNDROP_EXPORT Plan {
   // Meaningful on the fused path.
   [[nodiscard]] Target target() const noexcept { return target_; }
   [[nodiscard]] const TileShape& tiles() const noexcept { return tiles_; }
+  // One query a head and heads that share keys (generation): the problem that forward computes,
+  // with heads as queries.
+  [[nodiscard]] const std::optional<Problem>& heads_as_queries() const noexcept {
+    return heads_as_queries_;
+  }
 
   // Scratch that a call takes with so many workers.
   [[nodiscard]] std::size_t ForwardScratchBytes(int num_workers) const noexcept;
@@ -71,6 +76,7 @@ class ATTNDROP_EXPORT Plan {
   Path path_ = Path::kReference;
   Target target_ = Target::kSse4;
   TileShape tiles_;
+  std::optional<Problem> heads_as_queries_;
   std::string reason_;
 };
 

@@ -5,6 +5,7 @@
 #include "core/array_view.h"
 #include "core/buffer_checks.h"
 #include "kernels/fused.h"
+#include "kernels/one_query.h"
 #include "reference/reference.h"
 
 namespace attndrop {
@@ -26,6 +27,17 @@ bool WritesNothing(const Problem& problem, const BackwardBuffers& buffers) noexc
          !IsWanted(problem, Role::kAttnMask, buffers.grad_attn_mask);
 }
 
+void RunFused(const Plan& plan, const ForwardBuffers& buffers, Executor& executor,
+              std::byte* scratch) {
+  const Tiling tiling = MakeTiling(plan);
+  if (!plan.heads_as_queries()) {
+    FusedForward(plan.problem(), tiling, buffers, executor, scratch);
+    return;
+  }
+  FusedForward(*plan.heads_as_queries(), tiling, HeadsAsQueries(plan.problem(), buffers), executor,
+               scratch);
+}
+
 }  // namespace
 
 BackwardWork WorkOf(const BackwardBuffers& buffers) noexcept {
@@ -40,7 +52,7 @@ Status Forward(const Plan& plan, const ForwardBuffers& buffers, Executor& execut
   if (status.ok()) status = scratch.Reserve(plan.ForwardScratchBytes(executor.num_workers()));
   if (!status.ok()) return status;
   if (plan.path() == Path::kFused) {
-    FusedForward(plan.problem(), MakeTiling(plan), buffers, executor, scratch.data());
+    RunFused(plan, buffers, executor, scratch.data());
   } else {
     ReferenceForward(plan.problem(), buffers, executor, scratch.data());
   }

@@ -6,6 +6,7 @@
 
 #include "core/text.h"
 #include "kernels/fused.h"
+#include "kernels/one_query.h"
 #include "reference/reference.h"
 
 namespace attndrop {
@@ -113,6 +114,7 @@ Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   }
   plan.path_ = Path::kFused;
   plan.target_ = *target;
+  plan.heads_as_queries_ = HeadsAsQueries(problem);
   plan.tiles_ = options.tiles.value_or(ChooseTiles(problem));
   plan.reason_ = forced ? "the fused path was asked for" : "the tile kernels serve this problem";
   return plan;
@@ -120,7 +122,8 @@ Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
 
 std::size_t Plan::ForwardScratchBytes(int num_workers) const noexcept {
   if (path_ == Path::kReference) return ReferenceForwardScratchBytes(problem_, num_workers);
-  return FusedForwardScratchBytes(problem_, MakeTiling(*this), num_workers);
+  return FusedForwardScratchBytes(heads_as_queries_ ? *heads_as_queries_ : problem_,
+                                  MakeTiling(*this), num_workers);
 }
 
 std::size_t Plan::BackwardScratchBytes(int num_workers, const BackwardWork& work) const noexcept {
@@ -138,6 +141,7 @@ std::string Plan::ToString() const {
             FormatNumber(tiles_.forward_keys) + " keys\nbackward tiles: 64 queries by " +
             FormatNumber(tiles_.backward_keys) + " keys";
   }
+  if (heads_as_queries_) text += "\nforward computes the heads of a group as queries of one head";
   text += "\nscratch, one worker: forward " + FormatNumber(ForwardScratchBytes(1)) +
           " bytes, backward " + FormatNumber(BackwardScratchBytes(1)) + " bytes";
   return text;

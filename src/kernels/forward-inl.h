@@ -42,9 +42,12 @@ HWY_INLINE void ForEachPanel(const LaneRange& lanes, const F& f) {
   f.template operator()<1>(lane);
 }
 
-// Rows that a panel of C vectors takes at once.
+// Rows that a panel of C vectors takes at once: narrow panels take more, for a multiply-add must
+// not wait for the one before it.
 template <int C>
-inline constexpr int kRowsFor = C >= 3 || C == kPanelVectors ? kPanelRows : kNarrowRows;
+inline constexpr int kRowsFor = C == kPanelVectors || C >= 3 ? kPanelRows
+                                : C == 2                     ? 8
+                                                             : 12;
 
 // The rows of a list in groups of R. A group beyond the end of the list repeats its last row, so
 // that no tail needs code of its own: the same numbers are computed and stored again.

@@ -37,9 +37,6 @@ inline constexpr int kPanelRows = 4;
 inline constexpr int kPanelVectors = 2;
 inline constexpr int kPanelRows = 6;
 #endif
-// Narrow panels, for blocks or remainders of less than kPanelVectors vectors.
-inline constexpr int kNarrowRows = 6;
-
 // Lanes [first, first + kLanes) of a word as a mask.
 HWY_INLINE MF LaneMask(DF d, std::uint64_t word, std::size_t first) {
   word >>= first;

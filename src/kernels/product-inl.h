@@ -37,7 +37,7 @@ struct Accumulators {
 
 template <int R, int C>
 HWY_INLINE void Clear(DF d, Accumulators<R, C>& acc) {
-  HWY_UNROLL(8)
+  HWY_UNROLL(12)
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) acc.v[r][c] = hn::Zero(d);
@@ -51,7 +51,7 @@ HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const float* 
   VF va[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) va[c] = hn::LoadU(d, a + static_cast<std::size_t>(c) * kLanes);
-  HWY_UNROLL(8)
+  HWY_UNROLL(12)
   for (int r = 0; r < R; ++r) {
     const VF vb = hn::Set(d, b_rows[r][b_index]);
     HWY_UNROLL(4)
