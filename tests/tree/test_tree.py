@@ -51,7 +51,7 @@ def test_every_source_names_its_licence_and_says_what_it_holds():
         comment = "// " if path.suffix in (".h", ".cc") else "# "
         if not lines or lines[0] != comment + "SPDX-License-Identifier: Apache-2.0":
             yield "line 1 is not the SPDX line"
-        elif len(lines) < 2 or not re.match(r'(// |# |""")\w', lines[1]):
+        elif len(lines) < 2 or not re.match(r'(// |# |""")[\w`]', lines[1]):
             yield "line 2 does not say what the file holds"
 
     check(files(CODE_FOLDERS, ".h", ".cc", ".py"), complain)
