@@ -45,9 +45,9 @@ HWY_INLINE void ForEachPanel(const LaneRange& lanes, const F& f) {
 // Rows that a panel of C vectors takes at once: narrow panels take more, for a multiply-add must
 // not wait for the one before it.
 template <int C>
-inline constexpr int kRowsFor = C == kPanelVectors || C >= 3 ? kPanelRows
+inline constexpr int kRowsFor = C == kPanelVectors || C == 3 ? kPanelRows
                                 : C == 2                     ? 8
-                                                             : 12;
+                                                             : 6;
 
 // The rows of a list in groups of R. A group beyond the end of the list repeats its last row, so
 // that no tail needs code of its own: the same numbers are computed and stored again.
