@@ -29,8 +29,8 @@ class Arrays(ctypes.Structure):
 
 
 def load_library():
-    """The library named by ATTNDROP_C, else that of the release build."""
-    path = os.environ.get("ATTNDROP_C", str(ROOT / "build/release/bench/libattndrop_c.so"))
+    """The library named by ATTNDROP_C, else that of the preset bench."""
+    path = os.environ.get("ATTNDROP_C", str(ROOT / "build/bench/bench/libattndrop_c.so"))
     library = ctypes.CDLL(path)
     library.attndrop_open.restype = ctypes.c_void_p
     library.attndrop_error.restype = ctypes.c_char_p

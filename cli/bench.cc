@@ -41,7 +41,7 @@ constexpr std::array kDefaultProblems = {
     "q2048 k2048 d64 f32 scheme=key stage=logits p=0.5",
     "q2048 k2048 d64 f32 scheme=block p=0.5",
     "q2048 k2048 d64 f32 scheme=query p=0.5",
-    "h8 q2048 k2048 d64 f32 scheme=head p=0.5",
+    "h8 q2048 k2048 d64 f32 scheme=head p=0.5 seed=2",
     "q2048 k2048 d128 bf16",
     "q2048 k2048 d128 bf16 p=0.1",
     "b64 h4 q64 k64 d16 f32 causal p=0.1",
