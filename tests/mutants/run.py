@@ -29,6 +29,9 @@ def copy_tree(to):
             shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, to / name)
+    # A fault may leave a variable unused: it need not be pretty.
+    flags = to / "cmake/build_flags.cmake"
+    flags.write_text(flags.read_text().replace("-Werror", ""))
 
 
 def configure(tree):
@@ -43,7 +46,8 @@ def configure(tree):
 def build(tree):
     done = subprocess.run(["cmake", "--build", tree / "build", "--target", "fused_tests"],
                           capture_output=True, text=True)
-    return done.returncode == 0, done.stdout[-3000:]
+    errors = [line for line in done.stdout.splitlines() if "error:" in line]
+    return done.returncode == 0, errors[0] if errors else done.stdout[-1000:]
 
 
 def failing_test(tree):
