@@ -26,8 +26,11 @@ inline float MultiplyAdds(std::uint64_t rounds, float factor, double* flops) {
   const DF d;
   const auto a = hn::Set(d, factor);
   const auto b = hn::Set(d, 1.0F - factor);
-  auto x0 = hn::Iota(d, 1.0F), x1 = x0, x2 = x0, x3 = x0, x4 = x0, x5 = x0;
-  auto x6 = x0, x7 = x0, x8 = x0, x9 = x0, x10 = x0, x11 = x0;
+  // Chains that start alike would be one chain for the compiler.
+  auto x0 = hn::Iota(d, 0.0F), x1 = hn::Iota(d, 1.0F), x2 = hn::Iota(d, 2.0F);
+  auto x3 = hn::Iota(d, 3.0F), x4 = hn::Iota(d, 4.0F), x5 = hn::Iota(d, 5.0F);
+  auto x6 = hn::Iota(d, 6.0F), x7 = hn::Iota(d, 7.0F), x8 = hn::Iota(d, 8.0F);
+  auto x9 = hn::Iota(d, 9.0F), x10 = hn::Iota(d, 10.0F), x11 = hn::Iota(d, 11.0F);
   for (std::uint64_t i = 0; i < rounds; ++i) {
     x0 = hn::MulAdd(x0, a, b);
     x1 = hn::MulAdd(x1, a, b);
