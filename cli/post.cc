@@ -13,20 +13,34 @@
 namespace attndrop::cli {
 namespace {
 
+double Dot(std::span<const float> a, std::span<const float> b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  }
+  return sum;
+}
+
 // weight: (head_size, n_embd); x: (rows, n_embd).
 PostMatrix<double> Project(std::span<const float> x, std::span<const float> weight) {
   PostMatrix<double> projected{};
-  for (std::size_t row = 0; row < kPostRows; ++row) {
-    for (std::size_t col = 0; col < kPostHeadSize; ++col) {
-      double sum = 0.0;
-      for (std::size_t i = 0; i < kPostEmbd; ++i) {
-        sum += static_cast<double>(x[row * kPostEmbd + i]) *
-               static_cast<double>(weight[col * kPostEmbd + i]);
-      }
-      projected[row * kPostHeadSize + col] = sum;
-    }
+  for (std::size_t at = 0; at < projected.size(); ++at) {
+    projected[at] = Dot(x.subspan(at / kPostHeadSize * kPostEmbd, kPostEmbd),
+                        weight.subspan(at % kPostHeadSize * kPostEmbd, kPostEmbd));
   }
   return projected;
+}
+
+// d @ v in float32, from left to right.
+PostMatrix<float> Multiply(std::span<const float> d, const PostMatrix<float>& v) {
+  PostMatrix<float> product{};
+  for (std::size_t at = 0; at < product.size(); ++at) {
+    for (std::size_t j = 0; j < kPostRows; ++j) {
+      product[at] +=
+          d[at / kPostHeadSize * kPostRows + j] * v[j * kPostHeadSize + at % kPostHeadSize];
+    }
+  }
+  return product;
 }
 
 template <class T>
@@ -54,23 +68,12 @@ Result<PostTable> ReplayPostTable() {
   std::array<std::uint8_t, s.size()> keep{};
   Status drawn = compat::DropoutKeep(generator, compat::TorchBuild::kMkl, kPostDropoutP, keep);
   if (!drawn.ok()) return drawn;
-  const float scale = compat::DropoutScale32(kPostDropoutP);
+  for (std::size_t at = 0; at < s.size(); ++at) {
+    s[at] = keep[at] != 0 ? s[at] * compat::DropoutScale32(kPostDropoutP) : 0.0F;
+  }
   PostMatrix<float> v{};
   compat::Rand(generator, std::span<float>(v));
-
-  PostTable table;
-  table.keep = TriangleRows(keep);
-  for (std::size_t i = 0; i < kPostRows; ++i) {
-    for (std::size_t col = 0; col < kPostHeadSize; ++col) {
-      float sum = 0.0F;
-      for (std::size_t j = 0; j < kPostRows; ++j) {
-        const float d = keep[i * kPostRows + j] != 0 ? s[i * kPostRows + j] * scale : 0.0F;
-        sum += d * v[j * kPostHeadSize + col];
-      }
-      table.out[i * kPostHeadSize + col] = sum;
-    }
-  }
-  return table;
+  return PostTable{.keep = TriangleRows(keep), .out = Multiply(s, v)};
 }
 
 Result<PostHead> MakePostHead() {

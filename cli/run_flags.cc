@@ -15,13 +15,13 @@ void AddThreadsFlag(CLI::App& app, RunFlags& flags) {
 }
 
 void AddPathFlag(CLI::App& app, RunFlags& flags) {
-  AddFlag(app, flags.path, "--path",
-          "fused (fast) or reference (computes in double); default: the fastest there is", "NAME");
+  AddFlag(app, flags.path, "--path", "fused (fast) or reference (in double); default: the fastest",
+          "NAME");
 }
 
 void AddTargetFlag(CLI::App& app, RunFlags& flags) {
   AddFlag(app, flags.target, "--target",
-          "neon, sse4, avx2 or avx512 (--version lists those here); default: the widest", "NAME");
+          "sse4, avx2, avx512 or neon (see --version); default: the widest", "NAME");
 }
 
 void AddForceFlag(CLI::App& app, RunFlags& flags) {

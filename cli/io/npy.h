@@ -56,8 +56,8 @@ struct NpyArray {
   // The elements; T must be the type that the header names.
   template <class T>
   [[nodiscard]] std::span<const T> values() const noexcept {
-    return {static_cast<const T*>(static_cast<const void*>(data.get())),
-            static_cast<std::size_t>(header.num_elements)};
+    const void* elements = data.get();
+    return {static_cast<const T*>(elements), static_cast<std::size_t>(header.num_elements)};
   }
   // Where element `index` lies in the file.
   [[nodiscard]] std::uint64_t OffsetOf(std::uint64_t index) const noexcept {

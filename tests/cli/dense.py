@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with dropout and its gradients as dense NumPy in double: no code of the library."""
+"""Attention with dropout and its gradients as dense NumPy: no code of the library."""
 
 import numpy as np
 
@@ -17,15 +17,23 @@ def softmax(logits, visible):
 
 
 class Attention:
-    """query, key, value as in the files; keep and factors as `attndrop mask` writes them."""
+    """query, key, value as in the files; keep and factors as `attndrop mask` writes them.
 
-    def __init__(self, query, key, value, visible, keep, factors, stage, scale=None, bias=0.0):
-        query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    dtype: of every step of the computation.
+    """
+
+    def __init__(
+        self, query, key, value, visible, keep, factors, stage, scale=None, bias=0.0, dtype="f8"
+    ):
+        self.dtype = dtype
+        query, key, value = (np.asarray(x, dtype) for x in (query, key, value))
         self.groups = query.shape[1] // key.shape[1]
         self.query = query
         self.key = np.repeat(key, self.groups, axis=1)
         self.value = np.repeat(value, self.groups, axis=1)
-        self.scale = 1.0 / np.sqrt(query.shape[-1]) if scale is None else scale
+        scale = 1.0 / np.sqrt(query.shape[-1]) if scale is None else scale
+        self.scale = np.asarray(scale, dtype)
+        bias = np.asarray(bias, dtype)
         self.kv_shape = key.shape
         visible = np.broadcast_to(visible, keep.shape)
         keep = keep.astype(bool)
@@ -33,19 +41,19 @@ class Attention:
         logits = self.scale * self.query @ self.key.swapaxes(-1, -2) + bias
         if stage == "weights":
             self.weights, self.logsumexp = softmax(logits, visible)
-            self.factors = np.where(keep, factors, 0.0)
+            self.factors = np.where(keep, factors, 0.0).astype(dtype)
         else:
             self.weights, self.logsumexp = softmax(logits, keep)
-            self.factors = keep.astype(np.float64)
+            self.factors = keep.astype(dtype)
         self.dropped = self.factors * self.weights
         self.out = self.dropped @ self.value
 
     def backward(self, grad_out, grad_logsumexp=None):
         """Gradients of query, key, value and of what is added to the logits."""
-        grad_out = np.asarray(grad_out, np.float64)
+        grad_out = np.asarray(grad_out, self.dtype)
         delta = (grad_out * self.out).sum(axis=-1, keepdims=True)
         if grad_logsumexp is not None:
-            delta = delta - np.asarray(grad_logsumexp, np.float64)[..., None]
+            delta = delta - np.asarray(grad_logsumexp, self.dtype)[..., None]
         grad_factored = self.factors * (grad_out @ self.value.swapaxes(-1, -2))
         grad_logits = self.weights * (grad_factored - delta)
         grad_query = self.scale * grad_logits @ self.key

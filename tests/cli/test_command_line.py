@@ -5,13 +5,14 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 
 import numpy as np
 import pytest
 from tool import CLI, load, run, save, succeed
 
-COMMANDS = ["demo", "forward", "backward", "mask", "schemes", "analyze", "rng"]
+COMMANDS = ["demo", "forward", "backward", "mask", "schemes", "analyze", "rng", "bench"]
 POST_OUT = [
     [0.0] * 10,
     [0.0] * 10,
@@ -53,7 +54,9 @@ def test_the_examples_are_accepted(command, arrays):
         (arrays / f"{name}.npy").rename(arrays / f"{short}.npy")
     text = succeed(command, "--help").out.split("Usage:")[0].split("Examples:\n")[1]
     for example in text.replace("\\\n", " ").strip().splitlines():
-        words = example.split()
+        words = shlex.split(example)
+        if command == "bench" and "--explain" not in words:
+            words.append("--explain")  # the plan, without the time that measuring takes
         assert words[0] == "attndrop"
         for path in arrays.iterdir():
             if path.stem not in ("q", "k", "v", "go"):
@@ -63,7 +66,7 @@ def test_the_examples_are_accepted(command, arrays):
 
 def test_version():
     text = succeed("--version").out
-    assert re.fullmatch(r"attndrop \d+\.\d+\.\d+\nmask format 1\ncompiler \S.*\n", text)
+    assert re.fullmatch(r"attndrop \d+\.\d+\.\d+\nmask format 1\ncompiler \S.*\ntargets .*\n", text)
     fields = succeed("--version", "--json").json()
     assert fields["mask_format"] == 1 and fields["version"] in text
 

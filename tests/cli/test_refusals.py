@@ -86,6 +86,7 @@ def arrays(tmp_path):
         (["mask", "--seqlen-q", "4294967297", "--at", "0,0,0,0"], ["2^32"]),
         (["forward"], ["--query is missing"]),
         (["forward", *QKV], ["nothing to write"]),
+        (["forward", *QKV, "--out", "o.npy", "--path", "quick"], ["--path must be fused", "quick"]),
         (["backward", *QKV], ["--grad-out is missing"]),
         (["backward", *QKV, "--grad-out", "grad_out.npy"], ["nothing to write"]),
         (
