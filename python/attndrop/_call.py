@@ -37,7 +37,7 @@ class _Attention(torch.autograd.Function):
         return out, logsumexp
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:
         grads = backward_grads(
             ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.options, grad_out, grad_logsumexp
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of tensors for the paths that the compiled operators do not cover, with their sentences."""
+"""Checks of tensors where no compiled operator makes them, with the same sentences."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def _check_mask(query: Tensor, key: Tensor, side: Side) -> None:
     if side.cu_seqlens_q is not None:
         return
     sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    if any(
-        size != wanted and size != 1 for size, wanted in zip(mask.shape, sizes, strict=True)
-    ):
+    if any(size != wanted and size != 1 for size, wanted in zip(mask.shape, sizes, strict=True)):
         refuse_value(
             "attn_mask must be broadcastable to (batch, heads, seqlen_q, seqlen_k) = "
             f"({', '.join(str(size) for size in sizes)}), got shape {_shape(mask)}"

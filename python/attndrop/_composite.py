@@ -213,9 +213,7 @@ def second_dense(
     """
     query, key, value = inputs
     weights, _ = dense.weights(query, key)
-    grad_logits, grad_weights, delta = _grad_logits(
-        grad_out, grad_logsumexp, weights, value, dense
-    )
+    grad_logits, grad_weights, delta = _grad_logits(grad_out, grad_logsumexp, weights, value, dense)
     of_query, of_key = upstream.query, dense.spread(upstream.key)
     of_value = dense.spread(upstream.value)
     x = dense.scale * (
@@ -285,9 +283,7 @@ def _alibi(piece: Piece, slopes: Tensor, device: torch.device) -> Tensor:
     return -slopes.double().view(*slopes.shape, 1, 1) * (i + shift - j).abs()
 
 
-def _dense_of(
-    piece: Piece, side: Side, options: Options, query: Tensor, key: Tensor
-) -> Dense:
+def _dense_of(piece: Piece, side: Side, options: Options, query: Tensor, key: Tensor) -> Dense:
     mask = dense_mask(piece.config, piece.shape, piece.attn_mask, query.device)
     return make_dense(piece, mask, side, options, query, key)
 

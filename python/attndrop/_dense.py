@@ -135,9 +135,7 @@ class _Policy:
         if config.drops_nothing or config.keep_q32 == 0:
             keep = self.visible if config.drops_nothing else torch.zeros_like(self.visible)
             return DenseMask(self.visible, keep, keep.double())
-        self.field = Field(
-            config.seed, config.offset, config.keep_q32, config.scheme, self.device
-        )
+        self.field = Field(config.seed, config.offset, config.keep_q32, config.scheme, self.device)
         point = self._point(self.geometry.b, self.geometry.h, self.geometry.i, self.j)
         keep = self.field.bits(point, 0).expand(self.visible.shape) & self.visible
         keep, factor = getattr(self, f"_{config.policy}")(keep)
@@ -149,9 +147,7 @@ class _Policy:
         return self.config.rule.point_of(self.config.params, i, j, h, b)
 
     def _inverse_rate(self) -> Tensor:
-        return torch.tensor(
-            1.0 / self.config.keep_prob, dtype=torch.float64, device=self.device
-        )
+        return torch.tensor(1.0 / self.config.keep_prob, dtype=torch.float64, device=self.device)
 
     def _zero(self, keep: Tensor) -> tuple[Tensor, Tensor]:
         return keep, self._inverse_rate()

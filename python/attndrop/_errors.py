@@ -32,7 +32,7 @@ def refuse_value(sentence: str) -> NoReturn:
 
 
 def raise_translated(error: RuntimeError) -> NoReturn:
-    """Raises the exception with the type that a caller expects; errors of others stay as they are."""
+    """Raises the exception of the type that a caller expects; other errors stay as they are."""
     match = _PATTERN.search(str(error))
     if match is None:
         raise error

@@ -63,9 +63,9 @@ def _signed_weights(
     drawn = {name: options[name] for name in names}
     shape = (query.size(0), query.size(1), rows, columns)
     keep = keep_mask(*shape, causal_align="bottom-right", **drawn).to(query.device)
-    visible = keep_mask(
-        *shape, causal_align="bottom-right", **{**drawn, "dropout_p": 0.0}
-    ).to(query.device)
+    visible = keep_mask(*shape, causal_align="bottom-right", **{**drawn, "dropout_p": 0.0}).to(
+        query.device
+    )
     weights = torch.where(visible, torch.exp(logits - logsumexp.detach().unsqueeze(-1)), 0.0)
     return torch.where(keep, weights, -weights).to(query.dtype)
 
@@ -124,7 +124,9 @@ def flash_attn_func(
         "seed": _drawn(seed, dropout_p, return_attn_probs),
         "offset": offset,
     }
-    query, key, value = (_swap(name, tensor, 4) for name, tensor in zip("qkv", (q, k, v), strict=True))
+    query, key, value = (
+        _swap(name, tensor, 4) for name, tensor in zip("qkv", (q, k, v), strict=True)
+    )
     out, logsumexp = _attend(query, key, value, {**options, "scale": softmax_scale})
     out = out.transpose(1, 2)
     if not return_attn_probs:

@@ -109,14 +109,10 @@ SCHEMES: dict[str, SchemeRule] = {
         key_axis="div",
     ),
     "element": SchemeRule(lambda p, i, j, h, b: (i, j, h, b), row_redraw=True),
-    "head": SchemeRule(
-        lambda p, i, j, h, b: (_zero(i), _zero(j), h, b), key_axis="constant"
-    ),
+    "head": SchemeRule(lambda p, i, j, h, b: (_zero(i), _zero(j), h, b), key_axis="constant"),
     "key": SchemeRule(lambda p, i, j, h, b: (_zero(i), j, h, b)),
     "query": SchemeRule(lambda p, i, j, h, b: (i, _zero(j), h, b), key_axis="constant"),
-    "shared": SchemeRule(
-        lambda p, i, j, h, b: (i, j, _zero(h), _zero(b)), row_redraw=True
-    ),
+    "shared": SchemeRule(lambda p, i, j, h, b: (i, j, _zero(h), _zero(b)), row_redraw=True),
     "symmetric": SchemeRule(
         lambda p, i, j, h, b: (torch.maximum(i, j), torch.minimum(i, j), h, b),
         requires_square=True,
@@ -156,9 +152,7 @@ class Field:
         return ((outcome >> (c & 3)) & 1).bool()
 
     @staticmethod
-    def _tie_word(
-        key: tuple[int, int], r: Tensor, c: Tensor, h: Tensor, b: Tensor
-    ) -> Tensor:
+    def _tie_word(key: tuple[int, int], r: Tensor, c: Tensor, h: Tensor, b: Tensor) -> Tensor:
         group = 1 + ((c >> 2) & 1)
         words = philox(key, ((r >> 2) + group * _TIE_DOMAIN, c >> 3, h, b))
         return _word_of_row(words, r)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ._call import attend
 from ._errors import raise_translated, refuse_type, refuse_value
-from ._options import make_options
+from ._options import AttentionOptions, make_options
 from ._rng import IntLike, make_rng
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
@@ -61,9 +63,7 @@ def check_inputs(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         )
 
 
-def check_optional(
-    attn_mask: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
-) -> None:
+def check_optional(attn_mask: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
     """Types of the tensors that may be left out."""
     if attn_mask is not None and type(attn_mask) not in _PLAIN_TYPES:
         _check_tensor("attn_mask", attn_mask)
@@ -85,7 +85,7 @@ def scaled_dot_product_attention(
     is_causal: bool = ...,
     *,
     return_logsumexp: Literal[False] = ...,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 
 
@@ -99,7 +99,7 @@ def scaled_dot_product_attention(
     is_causal: bool = ...,
     *,
     return_logsumexp: Literal[True],
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -130,8 +130,8 @@ def scaled_dot_product_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention with dropout, in place of torch.nn.functional's function of this name.
 
-    out = dropout(softmax(scale * query @ key^T + attn_mask)) @ value, exact, in memory linear in the
-    lengths, and with the same mask for the same seed on every machine. On the CPU this takes the
+    out = dropout(softmax(scale * query @ key^T + attn_mask)) @ value, exact, in memory linear in
+    the lengths, and with the same mask for the same seed on every machine. On the CPU this takes the
     kernels; other devices take PyTorch operations with quadratic memory.
 
     Args:
@@ -142,8 +142,8 @@ def scaled_dot_product_attention(
         attn_mask: broadcastable to (batch, num_heads, seqlen_q, seqlen_k). bool: true takes part.
             Float: added to the logits, -inf hides a key; may require a gradient. It may be combined
             with is_causal and window.
-        dropout_p: chance of dropping, in [0, 1]. A tensor of one element keeps a compiled graph when
-            the rate changes.
+        dropout_p: chance of dropping, in [0, 1]. A tensor of one element keeps a compiled graph
+            when the rate changes.
         is_causal: query i sees keys up to its own position.
         scale: default 1/sqrt(head_dim).
         enable_gqa: num_heads may be a multiple of num_kv_heads.
@@ -155,7 +155,7 @@ def scaled_dot_product_attention(
             default generator, so that torch.manual_seed makes a run repeatable.
         offset: 0 .. 2^64 - 1, another mask for each; see call_offset. An integer or a tensor.
         training: False drops nothing and draws nothing.
-        window: (left, right) keys seen around the query's position, both ends included; -1: no limit.
+        window: (left, right) keys seen around the query's position, ends included; -1: no limit.
         causal_align: "top-left": query i stands at key i. "bottom-right": the last query stands at
             the last key, as in flash-attention.
         alibi_slopes: float32 (num_heads) or (batch, num_heads): adds -slope * distance.

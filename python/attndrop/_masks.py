@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from ._errors import raise_translated, refuse_type, refuse_value
 from ._extension import MISSING
 from ._format import SCHEMES
 from ._functional import check_optional
-from ._options import make_options
+from ._options import MaskOptions, make_options
 from ._rng import IntLike, make_rng
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,12 @@ def keep_mask(
     seqlen_q: int,
     seqlen_k: int | None = ...,
     *,
+    dropout_p: float | Tensor,
+    seed: IntLike,
+    is_causal: bool = ...,
+    attn_mask: Tensor | None = ...,
     factors: Literal[False] = ...,
-    **options: object,
+    **options: Unpack[MaskOptions],
 ) -> Tensor: ...
 
 
@@ -77,8 +84,12 @@ def keep_mask(
     seqlen_q: int,
     seqlen_k: int | None = ...,
     *,
+    dropout_p: float | Tensor,
+    seed: IntLike,
+    is_causal: bool = ...,
+    attn_mask: Tensor | None = ...,
     factors: Literal[True],
-    **options: object,
+    **options: Unpack[MaskOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -107,13 +118,14 @@ def keep_mask(
     """The mask that attention draws for the same arguments, as a tensor on the CPU.
 
     Args:
-        batch, num_heads, seqlen_q, seqlen_k: sizes of the arrays; seqlen_k defaults to seqlen_q. With
-            cu_seqlens_q and cu_seqlens_k the batch is 1 and the lengths are those of the packed rows.
+        batch, num_heads, seqlen_q, seqlen_k: sizes of the arrays; seqlen_k defaults to seqlen_q.
+            With cu_seqlens_q and cu_seqlens_k the batch is 1 and the lengths are those of the
+            packed rows.
         factors: also return what multiplies each weight, float64; 0 where nothing is kept.
         Others: as in scaled_dot_product_attention; seed is an integer here.
 
     Returns:
-        keep, bool (batch, num_heads, seqlen_q, seqlen_k): true where the weight is visible and kept.
+        keep, bool (batch, num_heads, seqlen_q, seqlen_k): true where a weight is visible and kept.
         With cu_seqlens the first axis counts sequences, and shorter ones are padded with false.
 
     Raises:

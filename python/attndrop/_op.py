@@ -92,7 +92,7 @@ def _fake_keep_mask(*side: Any, sizes: list[int], with_factors: bool, **options:
     given = Side(*side)
     if given.cu_seqlens_q is not None:
         context = torch.library.get_ctx()
-        longest = [context.new_dynamic_size(), context.new_dynamic_size()]
+        longest: Any = [context.new_dynamic_size(), context.new_dynamic_size()]
         sizes = [given.cu_seqlens_q.shape[0] - 1, sizes[1], *longest]
     keep = given.rng.new_empty(sizes, dtype=torch.bool)
     factors = given.rng.new_empty(sizes if with_factors else (0,), dtype=torch.float64)
@@ -215,20 +215,20 @@ def cast_inputs(device_type: str, *tensors: Tensor | None) -> list[Tensor | None
     dtype = torch.get_autocast_dtype(device_type)
     return [
         tensor.to(dtype)
-        if tensor is not None
-        and tensor.is_floating_point()
-        and tensor.dtype is not torch.float64
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype is not torch.float64
         else tensor
         for tensor in tensors
     ]
 
 
 def _autocast(device_type: str, key: torch._C.DispatchKey) -> Any:
-    def forward(query: Tensor, key_: Tensor, value: Tensor, rng: Tensor, *side: Any, **kw: Any) -> Any:
+    def forward(
+        query: Tensor, key_: Tensor, value: Tensor, rng: Tensor, *side: Any, **kw: Any
+    ) -> Any:
         mask, *rest = side
-        query, key_, value, mask = cast_inputs(device_type, query, key_, value, mask)
+        *cast, mask = cast_inputs(device_type, query, key_, value, mask)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return _ops.forward(query, key_, value, rng, mask, *rest, **kw)
+            return _ops.forward(*cast, rng, mask, *rest, **kw)
 
     return forward
 

@@ -7,11 +7,38 @@ import functools
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from ._errors import refuse_type, refuse_value
+
+
+class MaskOptions(TypedDict, total=False):
+    """Keyword arguments that decide a mask; attndrop.keep_mask takes all of them."""
+
+    offset: int | Tensor
+    scheme: str
+    stage: str
+    empty_row: str
+    window: Sequence[int] | None
+    causal_align: str
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    origin: Sequence[int] | None
+    total: Sequence[int] | None
+
+
+class AttentionOptions(MaskOptions, total=False):
+    """Keyword arguments of attndrop.scaled_dot_product_attention."""
+
+    scale: float | None
+    enable_gqa: bool
+    seed: int | Tensor | None
+    training: bool
+    alibi_slopes: Tensor | None
+
 
 _ALIGN = {"top-left": False, "bottom-right": True}
 
@@ -72,7 +99,9 @@ def _make_options(
         "scheme": scheme,
         "stage": stage,
         "empty_row": empty_row,
-        "origin": () if origin is None else _integers("origin", origin, 4, "batch, head, query, key"),
+        "origin": ()
+        if origin is None
+        else _integers("origin", origin, 4, "batch, head, query, key"),
         "total": () if total is None else _integers("total", total, 2, "seqlen_q, seqlen_k"),
     }
     return {name: value for name, value in options.items() if value != _DEFAULTS[name]}

@@ -66,7 +66,7 @@ def patch_sdpa(
             offset=0 if seed is None else offset + number,
         )
 
-    torch.nn.functional.scaled_dot_product_attention = patched  # type: ignore[assignment]
+    torch.nn.functional.scaled_dot_product_attention = patched
     try:
         yield
     finally:

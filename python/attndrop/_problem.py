@@ -45,13 +45,9 @@ def parse_scheme(text: str) -> tuple[str, SchemeRule, tuple[int, ...]]:
         param, _, number = assignment.partition("=")
         if param not in values:
             known = ", ".join(rule.params) or "none"
-            refuse_value(
-                f'scheme "{name}" has no parameter "{param}"; it has: {known}'
-            )
+            refuse_value(f'scheme "{name}" has no parameter "{param}"; it has: {known}')
         if not number.isdecimal() or not 1 <= int(number) < ONE32:
-            refuse_value(
-                f'scheme "{name}" needs {param} in 1 .. 4294967295, got "{assignment}"'
-            )
+            refuse_value(f'scheme "{name}" needs {param} in 1 .. 4294967295, got "{assignment}"')
         values[param] = int(number)
     return name, rule, tuple(values.values())
 
@@ -60,9 +56,7 @@ def parse_empty_row(text: str) -> tuple[str, int]:
     """Policy and attempts of "zero", "redraw", "at_least_one:attempts=5", ..."""
     name, _, rest = text.partition(":")
     if name not in _POLICIES:
-        refuse_value(
-            f'empty_row "{text}" is unknown{_suggestion(name, sorted(_POLICIES))}'
-        )
+        refuse_value(f'empty_row "{text}" is unknown{_suggestion(name, sorted(_POLICIES))}')
     policy, attempts = _POLICIES[name]
     if rest:
         key, _, number = rest.partition("=")
@@ -117,18 +111,13 @@ class Config:
 
     @property
     def reads_whole_row(self) -> bool:
-        return (
-            self.policy in ("at_least_one", "undropped")
-            and 0 < self.keep_q32 < ONE32
-        )
+        return self.policy in ("at_least_one", "undropped") and 0 < self.keep_q32 < ONE32
 
 
 def make_config(rng: Tensor, options: dict[str, Any]) -> Config:
     """Parses and checks what does not depend on the arrays."""
     if tuple(rng.shape) != (3,):
-        refuse_value(
-            f"rng must hold seed, offset and keep_q32, got shape {tuple(rng.shape)}"
-        )
+        refuse_value(f"rng must hold seed, offset and keep_q32, got shape {tuple(rng.shape)}")
     seed, offset, keep_q32 = (int(value) for value in rng.tolist())
     if not 0 <= keep_q32 <= ONE32:
         refuse_value(f"rng must hold keep_q32 in 0 .. 2^32, got {keep_q32}")
@@ -166,13 +155,11 @@ def make_config(rng: Tensor, options: dict[str, Any]) -> Config:
 def _origin(values: Any) -> tuple[int, int, int, int]:
     origin = tuple(int(value) for value in values) or (0, 0, 0, 0)
     if len(origin) != 4:
-        refuse_value(
-            f"origin must hold batch, head, query and key, got {len(origin)} numbers"
-        )
+        refuse_value(f"origin must hold batch, head, query and key, got {len(origin)} numbers")
     for name, value in zip(("batch", "head", "query", "key"), origin, strict=True):
         if not 0 <= value < ONE32:
             refuse_value(f"origin {name} must be in 0 .. 2^32 - 1, got {value}")
-    return origin  # type: ignore[return-value]
+    return origin
 
 
 def _total(values: Any) -> tuple[int, int] | None:
@@ -185,9 +172,7 @@ def _total(values: Any) -> tuple[int, int] | None:
 def _check_policy(config: Config) -> None:
     for side, value in zip(("left", "right"), config.window, strict=True):
         if not -1 <= value <= ONE32:
-            refuse_value(
-                f"window {side} must be 0 .. 2^32 keys, or -1 for no limit, got {value}"
-            )
+            refuse_value(f"window {side} must be 0 .. 2^32 keys, or -1 for no limit, got {value}")
     if config.policy == "at_least_one" and not config.rule.row_redraw:
         refuse_value(
             f'empty_row at_least_one draws one row again, and with scheme "{config.scheme}" '

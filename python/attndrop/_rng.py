@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ _TWO64 = 1 << 64
 _ONE32 = 1 << 32
 _OFFSET_STEP, _OFFSET_MICRO, _OFFSET_LAYER = 1 << 40, 1 << 12, 1 << 12
 
-#: What a seed or an offset may be: an integer in 0 .. 2^64 - 1, or an integer tensor of one element.
+#: A seed or an offset: an integer in 0 .. 2^64 - 1, or an integer tensor of one element.
 IntLike = int | Tensor
 
 
@@ -47,12 +47,12 @@ def call_offset(step: int, layer: int, micro: int = 0) -> int:
     return (step << 24) + (micro << 12) + layer
 
 
-def _signed(name: str, value: SupportsIndex) -> int:
+def _signed(name: str, value: Any) -> int:
     """An integer of 64 bits as the int64 with the same bits."""
-    number = value
+    number: int = value
     if not isinstance(value, int) or isinstance(value, bool):
         try:
-            number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+            number = operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
         except TypeError:
             refuse_type(
                 f"{name} must be an integer in 0 .. 2^64 - 1 or an integer tensor, got {value!r}"
@@ -121,7 +121,7 @@ def make_rng(
     keep_q32 = _keep_q32(dropout_p)
     drops = training and dropout_p != 0
     if seed is None:
-        seed = draw_seed().item() if drops else 0
+        seed = int(draw_seed()) if drops else 0
     if isinstance(seed, Tensor) or isinstance(offset, Tensor):
         return _traceable_rng(dropout_p, seed, offset, training)
     signed = [_signed("seed", seed), _signed("offset", offset), keep_q32]

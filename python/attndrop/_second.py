@@ -40,7 +40,12 @@ def second_grads(
     config = make_config(_NOTHING, {**options, "empty_row": "zero"})
     parts = [
         _second_of_piece(
-            piece, upstream, inputs, side, options, (keep.to(query.device), factors.to(query.device))
+            piece,
+            upstream,
+            inputs,
+            side,
+            options,
+            (keep.to(query.device), factors.to(query.device)),
         )
         for piece in composite.pieces(shape, config, side)
     ]

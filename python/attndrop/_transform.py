@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators inside torch.func transforms (grad, vjp, vmap, jacrev, ...) as autograd functions."""
+"""The operators as autograd functions for torch.func transforms (grad, vmap, jacrev, ...)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Opaque:
 
 
 def _loop(function: Any, info: Any, in_dims: Any, opaque: Opaque, tensors: Any) -> Any:
-    """vmap means a loop: every sample has the coordinates, and with one seed the mask, of one call."""
+    """vmap means a loop: every sample has the coordinates of a call, and with one seed its mask."""
     calls = []
     for index in range(info.batch_size):
         sample = [
@@ -48,7 +48,7 @@ class Forward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> Any:
         needed = ctx.needs_input_grad[1:]
         grads = backward_grads(
             ctx.saved_tensors, needed, ctx.opaque.options, grad_out, grad_logsumexp, _call_backward

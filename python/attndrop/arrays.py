@@ -22,13 +22,16 @@ def _to_torch(name: str, array: Any) -> Tensor:
             f"{name} must be an array with __dlpack__ (NumPy, JAX, CuPy, PyTorch), got "
             f"{type(array).__name__}; numpy.asarray makes one of a list"
         )
-    try:
-        return torch.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError):
-        # Read-only, negative strides, or bool in a library whose DLPack has none.
-        import numpy
+    if _is_numpy(array):
+        # PyTorch knows no negative strides, read-only memory or other byte orders: copy these.
+        if not array.flags.writeable or min(array.strides, default=0) < 0:
+            array = array.copy()
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    return torch.from_dlpack(array)
 
-        return torch.from_numpy(numpy.array(array))
+
+def _is_numpy(array: Any) -> bool:
+    return type(array).__module__.split(".")[0] == "numpy" and hasattr(array, "flags")
 
 
 def _from_torch(tensor: Tensor, like: Any) -> Any:
@@ -36,7 +39,7 @@ def _from_torch(tensor: Tensor, like: Any) -> Any:
     if isinstance(like, Tensor):
         return tensor
     tensor = tensor.detach()
-    if type(like).__module__.split(".")[0] == "numpy":
+    if _is_numpy(like):
         return tensor.numpy()
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack(tensor)
@@ -59,14 +62,16 @@ def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         TypeError: an argument is no array, or as scaled_dot_product_attention.
         ValueError: as scaled_dot_product_attention.
     """
-    tensors = [
+    query_tensor, key_tensor, value_tensor = [
         _to_torch(name, array) for name, array in (("query", query), ("key", key), ("value", value))
     ]
     for name in _ARRAY_ARGUMENTS:
         if options.get(name) is not None:
             options[name] = _to_torch(name, options[name])
     with torch.no_grad():
-        result = scaled_dot_product_attention(*tensors, **options)
+        result: Any = scaled_dot_product_attention(
+            query_tensor, key_tensor, value_tensor, **options
+        )
     if isinstance(result, tuple):
         return tuple(_from_torch(tensor, query) for tensor in result)
     return _from_torch(result, query)

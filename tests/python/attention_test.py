@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
+import attndrop
 import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F
+from attndrop import scaled_dot_product_attention as sdpa
 from hypothesis import strategies as st
 from support import POLICIES, SCHEMES, dense, grads, inputs, is_legal, largest_difference
 from torch import Tensor
-
-import attndrop
-from attndrop import scaled_dot_product_attention as sdpa
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -32,9 +31,7 @@ def agree(tensors: list[Tensor], limit: float = 1e-12, **options: object) -> Non
     assert torch.equal(logsumexp > -torch.inf, finite)
     assert largest_difference(logsumexp[finite], expected_logsumexp[finite]) <= limit
     got = grads(out, [*tensors, *extra], upstream.to(out.dtype))
-    for mine, theirs in zip(
-        got, grads(expected, [*doubles, *double_extra], upstream), strict=True
-    ):
+    for mine, theirs in zip(got, grads(expected, [*doubles, *double_extra], upstream), strict=True):
         assert largest_difference(mine, theirs) <= limit
 
 
@@ -122,7 +119,9 @@ def test_random_problems(problem: dict) -> None:
     agree(tensors, attn_mask=problem_mask(problem["mask"], (1, h, q, k)), **options)
 
 
-@pytest.mark.parametrize("shape", [(9, 9), (1, 9), (2, 1, 9, 9), (3, 9, 9), (2, 3, 1, 9), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(9, 9), (1, 9), (2, 1, 9, 9), (3, 9, 9), (2, 3, 1, 9), (1, 1, 1, 1)]
+)
 def test_attn_mask_broadcasts_and_has_a_gradient(shape: tuple[int, ...]) -> None:
     tensors = inputs(2, 3, 9, 4)
     attn_mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -165,9 +164,7 @@ def test_shards_draw_the_mask_of_the_whole() -> None:
     whole = sdpa(*tensors, **options)
     head = sdpa(*(t[1:, 2:] for t in tensors), origin=(1, 2, 0, 0), **options)
     assert torch.equal(whole[1:, 2:], head)
-    rows = sdpa(
-        tensors[0][:, :, 8:], *tensors[1:], origin=(0, 0, 8, 0), total=(16, 16), **options
-    )
+    rows = sdpa(tensors[0][:, :, 8:], *tensors[1:], origin=(0, 0, 8, 0), total=(16, 16), **options)
     assert torch.equal(whole[:, :, 8:], rows)
 
 
@@ -190,14 +187,14 @@ def test_chunks_of_keys_merge_through_logsumexp(empty_row: str) -> None:
     ]
     logsumexps = torch.stack([part[1] for part in parts])
     total = torch.logsumexp(logsumexps, 0)
-    merged = sum(
-        part * torch.exp(logsumexp - total).unsqueeze(-1) for part, logsumexp in parts
-    )
+    merged = sum(part * torch.exp(logsumexp - total).unsqueeze(-1) for part, logsumexp in parts)
     assert largest_difference(merged, whole) < 1e-13
     assert largest_difference(total, whole_logsumexp) < 1e-13
     upstream = torch.randn_like(whole)
     tensors = [query, key, value]
-    for mine, theirs in zip(grads(merged, tensors, upstream), grads(whole, tensors, upstream), strict=True):
+    for mine, theirs in zip(
+        grads(merged, tensors, upstream), grads(whole, tensors, upstream), strict=True
+    ):
         assert largest_difference(mine, theirs) < 1e-12
 
 
@@ -232,7 +229,9 @@ def test_seeds_are_taken_modulo_two_to_the_64() -> None:
     for seed in (0, 1, 2**63 - 1, 2**63, 2**64 - 1):
         signed = seed - 2**64 if seed >= 2**63 else seed
         mask = attndrop.keep_mask(1, 1, 8, dropout_p=0.5, seed=seed)
-        assert torch.equal(mask, attndrop.keep_mask(1, 1, 8, dropout_p=0.5, seed=torch.tensor(signed)))
+        assert torch.equal(
+            mask, attndrop.keep_mask(1, 1, 8, dropout_p=0.5, seed=torch.tensor(signed))
+        )
 
 
 def test_dropout_p_may_be_a_tensor() -> None:

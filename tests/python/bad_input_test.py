@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import attndrop
 import numpy as np
 import pytest
 import torch
-from support import inputs
-
-import attndrop
 from attndrop import scaled_dot_product_attention as sdpa
+from support import inputs
 
 INF, NAN = float("inf"), float("nan")
 
@@ -65,7 +64,7 @@ def test_schemes() -> None:
         sdpa(*good(), scheme="block:block_q=0")
     with pytest.raises(TypeError, match="scheme must be a name, got 3"):
         sdpa(*good(), scheme=3)
-    with pytest.raises(ValueError, match='needs seqlen_q == seqlen_k, got 3 and 5'):
+    with pytest.raises(ValueError, match="needs seqlen_q == seqlen_k, got 3 and 5"):
         sdpa(*inputs(1, 1, 3, 4, kv=(1, 1, 5, 4)), scheme="symmetric")
     with pytest.raises(ValueError, match="other rows share its draws"):
         sdpa(*good(), scheme="key", empty_row="redraw", dropout_p=0.5)
@@ -117,7 +116,9 @@ def test_ranks_and_shapes() -> None:
             sdpa(bad, key, value)
     with pytest.raises(ValueError, match="same number of axes"):
         sdpa(query, key[0], value[0])
-    with pytest.raises(ValueError, match=r"same batch, got shapes \(2, 2, 3, 4\) and \(1, 2, 3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"same batch, got shapes \(2, 2, 3, 4\) and \(1, 2, 3, 4\)"
+    ):
         sdpa(query, key[:1], value[:1])
     with pytest.raises(ValueError, match="same head_dim"):
         sdpa(query, key[..., :3], value)
@@ -154,7 +155,9 @@ def test_attn_mask() -> None:
     for number in (INF, NAN):
         attn_mask = torch.zeros(3, 3)
         attn_mask[1, 2] = number
-        with pytest.raises(ValueError, match=r"attn_mask must hold finite numbers or -inf.*\[0, ?0, ?1, ?2\]"):
+        with pytest.raises(
+            ValueError, match=r"attn_mask must hold finite numbers or -inf.*\[0, ?0, ?1, ?2\]"
+        ):
             sdpa(*good(), attn_mask=attn_mask)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from attndrop import scaled_dot_product_attention as sdpa
 from support import inputs, rng
 from torch import Tensor
-
-from attndrop import scaled_dot_product_attention as sdpa
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +45,9 @@ def test_opcheck() -> None:
     forward, backward = torch.ops.attndrop.forward, torch.ops.attndrop.backward
     options = {"is_causal": True, "scheme": "key"}
     torch.library.opcheck(forward.default, (query, key, value, *side), options)
-    permuted = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in (query, key, value)]
+    permuted = [
+        t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in (query, key, value)
+    ]
     torch.library.opcheck(forward.default, (*permuted, *side), options)
     out, logsumexp = (t.detach() for t in forward(query, key, value, *side, **options))
     upstream = torch.randn_like(out).requires_grad_()
@@ -69,7 +70,9 @@ def test_twenty_rates_and_seeds_in_tensors_are_one_graph(dynamic: bool | None) -
     with one_graph():
         for number in range(20):
             p, seed = torch.tensor(number / 21, dtype=torch.float64), torch.tensor(number)
-            assert torch.equal(function(*tensors, p, seed), attention(*tensors, number / 21, number))
+            assert torch.equal(
+                function(*tensors, p, seed), attention(*tensors, number / 21, number)
+            )
 
 
 def test_twenty_python_rates_are_one_dynamic_graph() -> None:

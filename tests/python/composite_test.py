@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import attndrop
 import hypothesis
 import pytest
 import torch
 from attention_test import problem_mask, problems
-from support import POLICIES, SCHEMES, inputs, is_legal, largest_difference, rng
-
-import attndrop
 from attndrop import _composite as composite
 from attndrop import _extension, _format
 from attndrop._composite import BackwardInputs, Side
+from support import POLICIES, SCHEMES, inputs, is_legal, largest_difference, rng
 
 needs_kernels = pytest.mark.skipif(bool(_extension.MISSING), reason=_extension.MISSING)
 
@@ -38,7 +37,10 @@ MASKS = {
     "key": "ceeb9fcb " * 8,
     "word": "95d5bd1d " * 8,
     "query": "ffffffff 00000000 ffffffff ffffffff ffffffff 00000000 00000000 ffffffff",
-    "block:block_q=2,block_k=4": "f0fff0f0 " * 2 + "f00fff0f " * 2 + "fffff0ff " * 2 + "ffffff0f " * 2,
+    "block:block_q=2,block_k=4": "f0fff0f0 " * 2
+    + "f00fff0f " * 2
+    + "fffff0ff " * 2
+    + "ffffff0f " * 2,
     "symmetric": "df3fd9bf 53d5dff3 cffeebbd 9336fdad 7c9edde7 ee4c823f 6feeffd2 f3ffbedf",
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the Python package. Without PyTorch or without the package they are skipped, saying so."""
+"""Tests of the Python package; skipped, saying so, without PyTorch or without the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import random
 import pytest
 
 _REASON = "".join(
-    f"{name} is not installed; " for name in ("torch", "attndrop") if not importlib.util.find_spec(name)
+    f"{name} is not installed; "
+    for name in ("torch", "attndrop")
+    if not importlib.util.find_spec(name)
 )
 
 if _REASON:

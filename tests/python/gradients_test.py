@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from attndrop import scaled_dot_product_attention as sdpa
 from support import dense, inputs
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
-
-from attndrop import scaled_dot_product_attention as sdpa
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -74,7 +73,9 @@ def test_ragged_second_derivatives() -> None:
 
 def test_shard_second_derivatives() -> None:
     tensors = inputs(1, 1, 3, 3)
-    function = call({"dropout_p": 0.7, "origin": (3, 2, 1, 2), "total": (9, 9), "empty_row": "undropped"})
+    function = call(
+        {"dropout_p": 0.7, "origin": (3, 2, 1, 2), "total": (9, 9), "empty_row": "undropped"}
+    )
     assert gradcheck(function, tensors)
     assert gradgradcheck(function, tensors)
 

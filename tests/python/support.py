@@ -6,17 +6,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import attndrop
 import torch
 from torch import Tensor
 
-import attndrop
+MASK_OPTIONS = [
+    "dropout_p",
+    "seed",
+    "offset",
+    "is_causal",
+    "attn_mask",
+    "scheme",
+    "stage",
+    "empty_row",
+    "window",
+    "causal_align",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "origin",
+    "total",
+]
 
-MASK_OPTIONS = (
-    "dropout_p seed offset is_causal attn_mask scheme stage empty_row window causal_align "
-    "cu_seqlens_q cu_seqlens_k origin total"
-).split()
-
-SCHEMES = ("element", "shared", "key", "word", "query", "head", "block:block_q=3,block_k=2", "symmetric")
+SCHEMES = (
+    "element",
+    "shared",
+    "key",
+    "word",
+    "query",
+    "head",
+    "block:block_q=3,block_k=2",
+    "symmetric",
+)
 POLICIES = ("zero", "keep_one", "redraw", "keep_self", "keep_first", "undropped")
 
 
@@ -29,7 +49,10 @@ def rng(dropout_p: float, seed: int = 0, offset: int = 0) -> Tensor:
 
 
 def inputs(
-    *shape: int, kv: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float64, grad: bool = True
+    *shape: int,
+    kv: tuple[int, ...] | None = None,
+    dtype: torch.dtype = torch.float64,
+    grad: bool = True,
 ) -> list[Tensor]:
     """query, key, value of (batch, heads, seqlen, head_dim)."""
     shapes = (shape, kv or shape, kv or shape)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import torch
+from attndrop import scaled_dot_product_attention as sdpa
 from support import inputs
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vjp, vmap
-
-from attndrop import scaled_dot_product_attention as sdpa
 
 
 def loss(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -91,8 +90,6 @@ def test_per_sample_gradients() -> None:
 
 def test_second_derivatives() -> None:
     query, key, value = inputs(1, 1, 3, 2, grad=False)
-    mine = jacrev(
-        jacrev(lambda q: loss(q, key, value))
-    )(query)
+    mine = jacrev(jacrev(lambda q: loss(q, key, value)))(query)
     theirs = torch.autograd.functional.hessian(lambda q: loss(q, key, value), query)
     torch.testing.assert_close(mine, theirs)
