@@ -55,6 +55,9 @@ class ATTNDROP_EXPORT Plan {
   // Meaningful on the fused path.
   [[nodiscard]] Target target() const noexcept { return target_; }
   [[nodiscard]] const TileShape& tiles() const noexcept { return tiles_; }
+  // Forward multiplies bfloat16 pairs, where the machine has an instruction for it; weights are
+  // then rounded to bfloat16 before they meet the values.
+  [[nodiscard]] bool native_bf16() const noexcept { return native_bf16_; }
   // One query a head and heads that share keys (generation): the problem that forward computes,
   // with heads as queries.
   [[nodiscard]] const std::optional<Problem>& heads_as_queries() const noexcept {
@@ -76,6 +79,7 @@ class ATTNDROP_EXPORT Plan {
   Path path_ = Path::kReference;
   Target target_ = Target::kSse4;
   TileShape tiles_;
+  bool native_bf16_ = false;
   std::optional<Problem> heads_as_queries_;
   std::string reason_;
 };

@@ -115,6 +115,8 @@ Result<Plan> Plan::Make(const Problem& problem, const PlanOptions& options) {
   plan.path_ = Path::kFused;
   plan.target_ = *target;
   plan.heads_as_queries_ = HeadsAsQueries(problem);
+  plan.native_bf16_ = problem.dtype() == DType::kBFloat16 && *target == Target::kAvx512 &&
+                      problem.shape().head_dim % 2 == 0 && FindBf16Kernels() != nullptr;
   plan.tiles_ = options.tiles.value_or(ChooseTiles(problem));
   plan.reason_ = forced ? "the fused path was asked for" : "the tile kernels serve this problem";
   return plan;
@@ -141,6 +143,7 @@ std::string Plan::ToString() const {
             FormatNumber(tiles_.forward_keys) + " keys\nbackward tiles: 64 queries by " +
             FormatNumber(tiles_.backward_keys) + " keys";
   }
+  if (native_bf16_) text += "\nforward multiplies pairs of bfloat16, with sums in float32";
   if (heads_as_queries_) text += "\nforward computes the heads of a group as queries of one head";
   text += "\nscratch, one worker: forward " + FormatNumber(ForwardScratchBytes(1)) +
           " bytes, backward " + FormatNumber(BackwardScratchBytes(1)) + " bytes";

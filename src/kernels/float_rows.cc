@@ -3,6 +3,7 @@
 #include "kernels/float_rows.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/element.h"
 
@@ -24,6 +25,29 @@ void ReadRow(DType dtype, const void* data, std::int64_t first, std::int64_t str
   }
 }
 
+// To nearest, ties to even; a NaN becomes a quiet one. Integer arithmetic alone, so that a loop
+// over it becomes vectors.
+std::uint16_t RoundToBFloat16(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+  const std::uint32_t quiet = (bits >> 16) | 0x0040U;
+  return static_cast<std::uint16_t>((bits & 0x7FFFFFFFU) > 0x7F800000U ? quiet : rounded);
+}
+
+void WriteRow(DType dtype, void* data, std::int64_t first, std::int64_t stride, std::size_t cols,
+              const float* row) noexcept {
+  if (stride == 1 && dtype == DType::kFloat32) {
+    std::copy_n(row, cols, static_cast<float*>(data) + first);
+  } else if (stride == 1 && dtype == DType::kBFloat16) {
+    std::uint16_t* const bits = static_cast<std::uint16_t*>(data) + first;
+    for (std::size_t col = 0; col < cols; ++col) bits[col] = RoundToBFloat16(row[col]);
+  } else {
+    for (std::size_t col = 0; col < cols; ++col, first += stride) {
+      StoreElement(dtype, data, first, static_cast<double>(row[col]));
+    }
+  }
+}
+
 }  // namespace
 
 TileRows HeadReader::Rows(std::int64_t row, std::size_t count, std::size_t cols,
@@ -34,6 +58,20 @@ TileRows HeadReader::Rows(std::int64_t row, std::size_t count, std::size_t cols,
             static_cast<std::size_t>(row_stride_)};
   }
   CopyPadded(row, count, cols, cols, buffer);
+  return {buffer, cols};
+}
+
+Bf16Rows HeadReader::PairRows(std::int64_t row, std::size_t count, std::size_t cols,
+                              std::uint16_t* buffer) const noexcept {
+  const std::uint16_t* const data =
+      static_cast<const std::uint16_t*>(data_) + first_ + row * row_stride_;
+  if (col_stride_ == 1) return {data, static_cast<std::size_t>(row_stride_)};
+  for (std::size_t r = 0; r < count; ++r) {
+    std::int64_t place = static_cast<std::int64_t>(r) * row_stride_;
+    for (std::size_t col = 0; col < cols; ++col, place += col_stride_) {
+      buffer[r * cols + col] = data[place];
+    }
+  }
   return {buffer, cols};
 }
 
@@ -49,10 +87,8 @@ void HeadReader::CopyPadded(std::int64_t row, std::size_t count, std::size_t col
 void HeadWriter::Write(std::int64_t row, std::size_t count, std::size_t cols, const float* rows,
                        std::size_t stride) const noexcept {
   for (std::size_t r = 0; r < count; ++r, rows += stride) {
-    std::int64_t place = first_ + (row + static_cast<std::int64_t>(r)) * row_stride_;
-    for (std::size_t col = 0; col < cols; ++col, place += col_stride_) {
-      StoreElement(dtype_, data_, place, static_cast<double>(rows[col]));
-    }
+    WriteRow(dtype_, data_, first_ + (row + static_cast<std::int64_t>(r)) * row_stride_,
+             col_stride_, cols, rows);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "attndrop/dtype.h"
 #include "attndrop/strided.h"
 
+#include "kernels/bf16_kernels.h"
 #include "kernels/kernels.h"
 
 namespace attndrop {
@@ -32,6 +33,9 @@ class HeadReader {
   // Rows row .. row+count-1 with adjacent columns; in place, or copied to buffer [count][cols].
   [[nodiscard]] TileRows Rows(std::int64_t row, std::size_t count, std::size_t cols,
                               float* buffer) const noexcept;
+  // The same of a bfloat16 array, as bfloat16.
+  [[nodiscard]] Bf16Rows PairRows(std::int64_t row, std::size_t count, std::size_t cols,
+                                  std::uint16_t* buffer) const noexcept;
   // As Rows, always copied, with zeros in columns cols .. padded-1: buffer [count][padded].
   void CopyPadded(std::int64_t row, std::size_t count, std::size_t cols, std::size_t padded,
                   float* buffer) const noexcept;

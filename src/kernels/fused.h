@@ -7,6 +7,7 @@
 
 #include "attndrop/attention.h"
 
+#include "kernels/bf16_kernels.h"
 #include "kernels/kernels.h"
 
 namespace attndrop {
@@ -15,9 +16,12 @@ namespace attndrop {
 struct Tiling {
   const Kernels* kernels = nullptr;
   TileShape tiles;
+  const Bf16Kernels* bf16 = nullptr;  // forward's products, where plan.native_bf16()
 };
 [[nodiscard]] inline Tiling MakeTiling(const Plan& plan) noexcept {
-  return {.kernels = KernelsFor(plan.target()), .tiles = plan.tiles()};
+  return {.kernels = KernelsFor(plan.target()),
+          .tiles = plan.tiles(),
+          .bf16 = plan.native_bf16() ? FindBf16Kernels() : nullptr};
 }
 
 inline constexpr std::int64_t kMaxBlocksPerTask = 8;

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/arena.h"
@@ -55,8 +56,11 @@ class ForwardWorker {
     weights_ = arena.Take<float>(block * tile);
     words_ = arena.Take<TileWords>(1);
     rows_ = arena.Take<float>(SaturatingProduct(std::max(head_dim, head_dim_v), block));
-    key_copy_ = arena.Take<float>(SaturatingProduct(head_dim, tile));
+    key_copy_ = arena.Take<float>(SaturatingProduct(head_dim, std::max(tile, block)));
     value_copy_ = arena.Take<float>(SaturatingProduct(head_dim_v, tile));
+    if (tiling.bf16 == nullptr) return;
+    weight_pairs_ = arena.Take<Bf16Pair>(block * (tile + 1) / 2);
+    value_pairs_ = arena.Take<Bf16Pair>(SaturatingProduct(head_dim_v, (tile + 1) / 2));
   }
 
   // Blocks first_block .. first_block + blocks_per_task - 1 of a head, as far as they exist.
@@ -64,13 +68,18 @@ class ForwardWorker {
     const std::int64_t blocks =
         std::min(tiling_.tiles.blocks_per_task, NumBlocks(problem_.sequence(batch)) - first_block);
     if (blocks <= 0) return;
+    pairs_ = tiling_.bf16 != nullptr;
     for (std::int64_t i = 0; i < blocks; ++i) Start(batch, head, first_block + i, works_[i]);
     RunTiles(blocks, /*careful=*/false);
     bool finite = true;
     for (std::int64_t i = 0; i < blocks; ++i) finite = Normalise(works_[i]) && finite;
     if (!finite) {
       // Some number is NaN or infinite: it must reach only the rows that see it.
-      for (std::int64_t i = 0; i < blocks; ++i) Restart(works_[i]);
+      for (std::int64_t i = 0; i < blocks; ++i) {
+        if (pairs_) LoadQuery(works_[i].block, works_[i].query);
+        Restart(works_[i]);
+      }
+      pairs_ = false;
       RunTiles(blocks, /*careful=*/true);
       for (std::int64_t i = 0; i < blocks; ++i) (void)Normalise(works_[i]);
     }
@@ -89,7 +98,11 @@ class ForwardWorker {
     work.query = query_ + static_cast<std::size_t>(slot) * head_dim_ * kBlockQueries;
     work.out = out_ + static_cast<std::size_t>(slot) * head_dim_v_ * kBlockQueries;
     source_.FindBlockState(block, work.state);
-    LoadQuery(block, work.query);
+    if (pairs_) {
+      LoadQueryPairs(block, work.query);
+    } else {
+      LoadQuery(block, work.query);
+    }
     Restart(work);
   }
 
@@ -113,6 +126,23 @@ class ForwardWorker {
     kernels_.scale_lanes(query, head_dim_, block.width, scale);
   }
 
+  // Neighbouring dims as pairs, [head_dim / 2][width]; the scale is applied to the products. Pairs
+  // are moved as floats: no arithmetic touches them.
+  void LoadQueryPairs(const QueryBlock& block, float* query) {
+    const HeadReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
+                            block.sequence.first_row_q);
+    const std::size_t count = block.lane_end - block.lane_begin;
+    const Bf16Rows rows = reader.PairRows(block.local_query(block.lane_begin), count, head_dim_,
+                                          reinterpret_cast<std::uint16_t*>(key_copy_));
+    for (std::size_t row = 0; row < count; ++row) {
+      std::memcpy(rows_ + row * (head_dim_ / 2), rows.data + row * rows.stride,
+                  head_dim_ * sizeof(std::uint16_t));
+    }
+    if (count < block.width) std::fill_n(query, head_dim_ / 2 * block.width, 0.0F);
+    kernels_.transpose(rows_, head_dim_ / 2, count, head_dim_ / 2, query + block.lane_begin,
+                       block.width);
+  }
+
   void RunTiles(std::int64_t blocks, bool careful) {
     const QueryBlock& any = works_[0].block;
     KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
@@ -131,43 +161,87 @@ class ForwardWorker {
     for (std::int64_t begin = all.begin; begin < all.end; begin += step) {
       const KeyRange tile{begin, std::min(begin + step, all.end)};
       const auto count = static_cast<std::size_t>(tile.size());
-      const TileRows keys = key.Rows(tile.begin, count, head_dim_, key_copy_);
-      const TileRows values = value.Rows(tile.begin, count, head_dim_v_, value_copy_);
-      for (std::int64_t i = 0; i < blocks; ++i) RunTile(works_[i], tile, keys, values, careful);
+      TileInputs inputs{.tile = tile, .careful = careful};
+      if (pairs_) {
+        inputs.key_pairs =
+            key.PairRows(tile.begin, count, head_dim_, reinterpret_cast<std::uint16_t*>(key_copy_));
+        inputs.value_pairs = value.PairRows(tile.begin, count, head_dim_v_,
+                                            reinterpret_cast<std::uint16_t*>(value_copy_));
+      } else {
+        inputs.keys = key.Rows(tile.begin, count, head_dim_, key_copy_);
+        inputs.values = value.Rows(tile.begin, count, head_dim_v_, value_copy_);
+      }
+      for (std::int64_t i = 0; i < blocks; ++i) RunTile(works_[i], inputs);
     }
   }
 
+  // A tile of keys and values, as float32 or as bfloat16.
+  struct TileInputs {
+    KeyRange tile{};
+    TileRows keys{};
+    TileRows values{};
+    Bf16Rows key_pairs{};
+    Bf16Rows value_pairs{};
+    bool careful = false;
+
+    // The same from key `skipped` of the tile on.
+    [[nodiscard]] TileInputs From(std::size_t skipped) const noexcept {
+      TileInputs rest = *this;
+      rest.keys.data += skipped * keys.stride;
+      rest.values.data += skipped * values.stride;
+      rest.key_pairs.data += skipped * key_pairs.stride;
+      rest.value_pairs.data += skipped * value_pairs.stride;
+      return rest;
+    }
+  };
+
   // What one block sees of a tile.
-  void RunTile(BlockWork& work, const KeyRange& tile, const TileRows& keys, const TileRows& values,
-               bool careful) {
+  void RunTile(BlockWork& work, const TileInputs& inputs) {
     const QueryBlock& block = work.block;
+    const KeyRange& tile = inputs.tile;
     const KeyRange seen{std::max(tile.begin, block.keys.begin), std::min(tile.end, block.keys.end)};
     if (seen.size() == 0) return;
     ForEachPart(block, seen, [&](const KeyRange& part) {
       source_.Fill(block, work.state, part, *words_);
       if (words_->part_count == 0) return;
-      const auto skipped = static_cast<std::size_t>(part.begin - tile.begin);
+      const TileInputs rest = inputs.From(static_cast<std::size_t>(part.begin - tile.begin));
       alignas(64) float largest[kBlockQueries];
-      FindLogits(work, {keys.data + skipped * keys.stride, keys.stride}, largest);
-      FindWeights(work, largest, careful);
-      Accumulate(work, {values.data + skipped * values.stride, values.stride}, careful);
+      FindLogits(work, rest, largest);
+      FindWeights(work, largest, rest.careful);
+      if (pairs_) {
+        AccumulatePairs(work, rest.value_pairs);
+      } else {
+        Accumulate(work, rest.values, rest.careful);
+      }
     });
   }
 
   // largest: that of all tiles up to this one.
-  void FindLogits(const BlockWork& work, const TileRows& keys, float* largest) {
+  void FindLogits(const BlockWork& work, const TileInputs& inputs, float* largest) {
     const std::size_t width = work.block.width;
     const TileMasks masks = words_->masks();
     const bool masked = masks.bias != nullptr || masks.part != nullptr;
     std::copy_n(work.largest, kBlockQueries, largest);
-    kernels_.logits({.query = work.query,
-                     .head_dim = head_dim_,
-                     .width = width,
-                     .lanes = words_->lanes,
-                     .key = keys,
-                     .list = words_->parts(),
-                     .logits = weights_,
-                     .largest = largest});
+    if (pairs_) {
+      tiling_.bf16->logits({.query = reinterpret_cast<const Bf16Pair*>(work.query),
+                            .head_dim = head_dim_,
+                            .width = width,
+                            .lanes = words_->lanes,
+                            .key = inputs.key_pairs,
+                            .list = words_->parts(),
+                            .scale = static_cast<float>(problem_.scale() * kLog2E),
+                            .logits = weights_,
+                            .largest = largest});
+    } else {
+      kernels_.logits({.query = work.query,
+                       .head_dim = head_dim_,
+                       .width = width,
+                       .lanes = words_->lanes,
+                       .key = inputs.keys,
+                       .list = words_->parts(),
+                       .logits = weights_,
+                       .largest = largest});
+    }
     if (!masked) return;
     std::copy_n(work.largest, kBlockQueries, largest);
     kernels_.mask_logits({.masks = masks,
@@ -225,6 +299,19 @@ class ForwardWorker {
                          .select = careful ? kept : nullptr,
                          .fold = fold_,
                          .out = work.out});
+  }
+
+  void AccumulatePairs(const BlockWork& work, const Bf16Rows& values) const {
+    tiling_.bf16->accumulate({.weights = weights_,
+                              .width = work.block.width,
+                              .lanes = words_->lanes,
+                              .value = values,
+                              .head_dim = head_dim_v_,
+                              .list = words_->compact_keeps(),
+                              .fold = fold_,
+                              .out = work.out,
+                              .weight_pairs = weight_pairs_,
+                              .value_pairs = value_pairs_});
   }
 
   // out = factor * out / sums; false when some number is not finite.
@@ -288,9 +375,12 @@ class ForwardWorker {
   float* out_ = nullptr;        // [blocks_per_task][head_dim_v][64]
   float* weights_ = nullptr;    // [keys][width], of the tile at hand
   TileWords* words_ = nullptr;
-  float* rows_ = nullptr;        // [64][max head_dim]
-  float* key_copy_ = nullptr;    // [keys][head_dim], where keys cannot be read in place
-  float* value_copy_ = nullptr;  // [keys][head_dim_v]
+  float* rows_ = nullptr;             // [64][max head_dim]
+  float* key_copy_ = nullptr;         // [keys][head_dim], where keys cannot be read in place
+  float* value_copy_ = nullptr;       // [keys][head_dim_v]
+  Bf16Pair* weight_pairs_ = nullptr;  // [keys / 2][width], where the machine multiplies pairs
+  Bf16Pair* value_pairs_ = nullptr;   // [keys / 2][head_dim_v]
+  bool pairs_ = false;                // the blocks at hand are computed from bfloat16 pairs
   alignas(64) float fold_[kBlockQueries];
 };
 
