@@ -131,8 +131,8 @@ def scaled_dot_product_attention(
     """Softmax attention with dropout, in place of torch.nn.functional's function of this name.
 
     out = dropout(softmax(scale * query @ key^T + attn_mask)) @ value, exact, in memory linear in
-    the lengths, and with the same mask for the same seed on every machine. On the CPU this takes the
-    kernels; other devices take PyTorch operations with quadratic memory.
+    the lengths, and with the same mask for the same seed on every machine. On the CPU this takes
+    the kernels; other devices take PyTorch operations with quadratic memory.
 
     Args:
         query: (batch, num_heads, seqlen_q, head_dim) or without batch; float64, float32, bfloat16
