@@ -59,6 +59,24 @@ def test_known_answers_of_masks(scheme: str, kernels: bool) -> None:
     assert [f"{row:08x}" for row in rows] == MASKS[scheme].split()
 
 
+@pytest.mark.parametrize(
+    ("row", "key", "expected"),
+    [
+        (1, 2012, "0010"),
+        (9, 608, "0110"),
+        (10, 228, "0001"),
+        (14, 1748, "0001"),
+        (19, 1148, "1010"),
+        (46, 1624, "0011"),
+    ],
+)
+def test_known_answers_of_ties(row: int, key: int, expected: str) -> None:
+    options = {"origin": [1, 2, row, key]}
+    side = Side(rng(0.1, 42, 7))
+    keep, _ = composite.keep_mask(side, [1, 1, 1, 4], False, options, torch.device("cpu"))
+    assert "".join(str(int(bit)) for bit in keep.flatten()) == expected
+
+
 @needs_kernels
 @pytest.mark.parametrize("empty_row", [*POLICIES, "at_least_one:attempts=3"])
 @pytest.mark.parametrize("scheme", SCHEMES)
