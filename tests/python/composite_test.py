@@ -78,6 +78,13 @@ def test_known_answers_of_ties(row: int, key: int, expected: str) -> None:
 
 
 @needs_kernels
+def test_a_large_mask_with_its_hundreds_of_ties_equals_the_kernels() -> None:
+    side, sizes = Side(rng(0.3, 5, 6)), [1, 1, 512, 4096]
+    mine, _ = composite.keep_mask(side, sizes, False, {}, torch.device("cpu"))
+    assert torch.equal(mine, attndrop.keep_mask(*sizes, dropout_p=0.3, seed=5, offset=6))
+
+
+@needs_kernels
 @pytest.mark.parametrize("empty_row", [*POLICIES, "at_least_one:attempts=3"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_masks_equal_those_of_the_kernels(scheme: str, empty_row: str) -> None:
