@@ -64,7 +64,8 @@ class ATTNDROP_EXPORT Plan {
     return heads_as_queries_;
   }
 
-  // Scratch that a call takes with so many workers.
+  // Scratch that a call takes with so many workers. A fused backward call that meets a logsumexp
+  // beyond 65536 takes what the reference path needs instead (docs/math/accuracy.md).
   [[nodiscard]] std::size_t ForwardScratchBytes(int num_workers) const noexcept;
   [[nodiscard]] std::size_t BackwardScratchBytes(int num_workers,
                                                  const BackwardWork& work = {}) const noexcept;

@@ -9,13 +9,14 @@
 
 namespace attndrop {
 
-// Copies one head's rows [first_row, first_row + rows) to dense doubles [rows][cols].
+// Rows [first_row, first_row + rows) of one head of an array.
 struct HeadRows {
   std::int64_t batch = 0;  // of the arrays
   std::int64_t head = 0;
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
 };
+// Between an array and dense doubles [rows][cols].
 void LoadRows(DType dtype, const Strided<const void>& array, const HeadRows& which,
               std::int64_t cols, double* dense) noexcept;
 void StoreRows(DType dtype, const double* dense, const HeadRows& which, std::int64_t cols,

@@ -19,7 +19,7 @@ struct BlockRecord {
   QueryBlock block;
   BlockState state;
   bool finite = true;                       // query, grad_out, delta and logsumexp
-  std::atomic<std::int64_t> tiles_done{0};  // tiles that have added to grad_query, from first_tile
+  std::atomic<std::int64_t> tiles_done{0};  // of those that it sees: have added to grad_query
   alignas(64) float logsumexp_rest[kBlockQueries];
   alignas(64) float logsumexp[kBlockQueries];  // units of log2
   alignas(64) float delta[kBlockQueries];      // (A6)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bfloat16 products with AVX-512's pair instruction (vdpbf16ps), which Highway 1.0.3 does not
-// have. Compiled for that instruction set and called only where the processor has it.
+// have. The whole file is compiled for that instruction set: the kernels are called only where the
+// processor has it, FindBf16Kernels only where it has AVX-512.
 #include "kernels/bf16_kernels.h"
 
 #if defined(__AVX512BF16__)

@@ -51,7 +51,8 @@ struct Bf16Kernels {
   void (*accumulate)(const Bf16AccumulateArgs&);
 };
 
-// Null when the program or the machine has no such kernels.
+// Null when the program or the machine has no such kernels. To be called only where the target
+// kAvx512 runs: the function itself is compiled with those instructions.
 [[nodiscard]] const Bf16Kernels* FindBf16Kernels() noexcept;
 
 }  // namespace attndrop

@@ -122,7 +122,8 @@ struct WeightsAgainArgs {
 };
 
 // grad_weights = value . grad_out; grad_logits = weights * (kept * grad_weights - delta), where
-// weights becomes kept * weights * factor.
+// weights becomes kept * weights * factor. Without kept words weights stay as they are (then every
+// factor is 1), and so do the rows of keys that are not in kept_list.
 struct GradLogitsArgs {
   const float* grad_out = nullptr;  // [head_dim_v][width], times the row's factor
   std::size_t head_dim = 0;

@@ -23,11 +23,12 @@ struct GradLogitsTile {
 
 // Cells of a mask that varies over keys belong to the task that owns the keys (AddOwned). Sums over
 // keys meet in one cell a row; the caller adds them in ascending order of tiles (AddOrdered). Where
-// the mask varies over neither batch nor head, the caller runs heads one after the other.
+// batches or heads share the mask (SharesSums), the caller runs heads one after the other.
 class MaskGradient {
  public:
   MaskGradient() = default;
-  // Takes sums of the mask's size, or of one number a query row, from the arena.
+  // Takes sums of the mask's size from the arena, and where the mask does not vary over keys also
+  // one number a query row for each head in flight.
   MaskGradient(const Problem& problem, std::int64_t heads_in_flight, Arena& arena) noexcept;
 
   [[nodiscard]] bool wanted() const noexcept { return problem_ != nullptr; }

@@ -3,7 +3,8 @@
 //   acc[r][c] = sum_k  b_rows[r][k * b_step] * a[k * a_stride + c * kLanes .. + kLanes)
 // a is read as vectors, b as broadcast scalars straight from the caller's arrays, so that only
 // queries (and grad_out) are ever transposed. The sum runs over k in ascending order on every
-// target: results do not depend on the width of the vectors.
+// target: results do not depend on the width of the vectors, only on whether the target has a fused
+// multiply-add (SSE4 has none).
 //
 //   forward   logits^T [key][query]   a = query^T [dim][query]  b = key rows      k = dim
 //             out^T    [dim][query]   a = weights [key][query]  b = value columns k = key
