@@ -82,8 +82,8 @@ struct KeepMaskBuffers {
                                               const KeepMaskBuffers& buffers, Executor& executor);
 
 // One weight, at local indices (origin is added): whether it is visible and kept, and its factor.
-// Works for problems of any size; costs one row of draws at most (at_least_one: one an attempt), and
-// a float attn_mask is read as a whole, to check its numbers.
+// Works for problems of any size; costs one row of draws at most (at_least_one: one an attempt).
+// A float attn_mask is read as a whole, to check its numbers.
 struct LocalIndex {
   std::int64_t batch = 0;
   std::int64_t head = 0;
