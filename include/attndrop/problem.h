@@ -53,7 +53,7 @@ struct MaskForm {
   bool per_head = false;
   bool per_query = false;
   bool per_key = false;
-  friend bool operator==(const MaskForm& a, const MaskForm& b);
+  friend ATTNDROP_EXPORT bool operator==(const MaskForm& a, const MaskForm& b);
 };
 
 // Sequences of different lengths behind one another along the rows of one array. Sequence s owns

@@ -48,7 +48,7 @@ struct WeightsAgainGroup {
     const float* key[R];
     PointAtRows<R>(args.key, group.keys, key);
     Accumulators<R, C> acc;
-    Product<R, C>(d, args.query + lane, args.width, key, 1, args.head_dim, acc);
+    Product<R, C>(d, args.query + lane, Stride(args.width), key, 1, Stride(args.head_dim), acc);
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
@@ -92,7 +92,8 @@ struct GradLogitsGroup {
     const float* value[R];
     PointAtRows<R>(args.value, group.keys, value);
     Accumulators<R, C> acc;
-    Product<R, C>(d, args.grad_out + lane, args.width, value, 1, args.head_dim, acc);
+    Product<R, C>(d, args.grad_out + lane, Stride(args.width), value, 1, Stride(args.head_dim),
+                  acc);
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
@@ -187,10 +188,10 @@ struct AccumulateRowsGroup {
     const DF d;
     const RowGroup<R> group(args.list, first);
     const float* weights[R];
-    const TileRows weight_rows{args.weights + args.first_query, args.width};
+    const TileRows weight_rows{args.weights + args.first_query, Stride(args.width)};
     PointAtRows<R>(weight_rows, group.rows, weights);
     Accumulators<R, C> acc;
-    Product<R, C>(d, args.rows.data + dim, args.rows.stride, weights, 1, args.queries, acc);
+    Product<R, C>(d, args.rows.data + dim, args.rows.stride, weights, 1, Stride(args.queries), acc);
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       if (r > 0 && group.rows[r] == group.rows[r - 1]) break;
@@ -218,7 +219,7 @@ inline void AccumulateSelectedRows(const AccumulateRowsArgs& args) {
         const std::size_t query = args.first_query + q;
         if (((args.select[key] >> query) & 1U) == 0) continue;
         const VF weight = hn::Set(d, weights[query]);
-        sum = hn::MulAdd(hn::LoadU(d, args.rows.data + q * args.rows.stride + dim), weight, sum);
+        sum = hn::MulAdd(hn::LoadU(d, args.rows.Row(q) + dim), weight, sum);
       }
       hn::StoreU(hn::Add(hn::LoadU(d, row + dim), sum), d, row + dim);
     }

@@ -6,7 +6,6 @@
 
 #if defined(__AVX512BF16__)
 
-#include <algorithm>
 #include <cstring>
 
 #include <immintrin.h>
@@ -15,6 +14,10 @@ namespace attndrop {
 namespace {
 
 constexpr std::size_t kLanes = 16;
+
+// Of this file alone: a function of the standard library compiled here could be the copy that the
+// linker keeps for the whole program.
+constexpr std::size_t Min(std::size_t a, std::size_t b) noexcept { return a < b ? a : b; }
 
 __m512i LoadPairs(const Bf16Pair* from) noexcept { return _mm512_loadu_si512(from); }
 
@@ -53,9 +56,8 @@ void LogitsGroup(const Bf16LogitsArgs& args, std::size_t first, std::size_t lane
   std::size_t rows[kRows];
   const char* key[kRows];
   for (int r = 0; r < kRows; ++r) {
-    rows[r] = std::min(first + static_cast<std::size_t>(r), args.list.count - 1);
-    key[r] =
-        reinterpret_cast<const char*>(args.key.data + args.list.keys[rows[r]] * args.key.stride);
+    rows[r] = Min(first + static_cast<std::size_t>(r), args.list.count - 1);
+    key[r] = reinterpret_cast<const char*>(args.key.Row(args.list.keys[rows[r]]));
   }
   __m512 sum[kRows][C];
   PairProduct<kRows, C>(args.query + lane, args.width, key, sizeof(Bf16Pair), args.head_dim / 2,
@@ -106,10 +108,9 @@ void PackWeights(const Bf16AccumulateArgs& args) noexcept {
 // Values of two keys as pairs, a pair for each dim.
 void PackValues(const Bf16AccumulateArgs& args) noexcept {
   for (std::size_t row = 0; row < args.list.count; row += 2) {
-    const std::uint16_t* const low = args.value.data + args.list.keys[row] * args.value.stride;
+    const std::uint16_t* const low = args.value.Row(args.list.keys[row]);
     const bool has_high = row + 1 < args.list.count;
-    const std::uint16_t* const high =
-        has_high ? args.value.data + args.list.keys[row + 1] * args.value.stride : low;
+    const std::uint16_t* const high = has_high ? args.value.Row(args.list.keys[row + 1]) : low;
     Bf16Pair* const pairs = args.value_pairs + row / 2 * args.head_dim;
     const Bf16Pair high_mask = has_high ? 0xFFFF0000U : 0U;
     for (std::size_t dim = 0; dim < args.head_dim; ++dim) {
@@ -123,11 +124,11 @@ template <int C>
 void AccumulatePanel(const Bf16AccumulateArgs& args, std::size_t lane) noexcept {
   const std::size_t pairs = (args.list.count + 1) / 2;
   for (std::size_t dim = 0; dim < args.head_dim; dim += kRows) {
-    const std::size_t valid = std::min<std::size_t>(kRows, args.head_dim - dim);
+    const std::size_t valid = Min(kRows, args.head_dim - dim);
     const char* value[kRows];
     for (int r = 0; r < kRows; ++r) {
       value[r] = reinterpret_cast<const char*>(args.value_pairs + dim +
-                                               std::min(static_cast<std::size_t>(r), valid - 1));
+                                               Min(static_cast<std::size_t>(r), valid - 1));
     }
     __m512 sum[kRows][C];
     PairProduct<kRows, C>(args.weight_pairs + lane, args.width, value,
@@ -163,22 +164,10 @@ void Accumulate(const Bf16AccumulateArgs& args) {
   ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane) { AccumulatePanel<C>(args, lane); });
 }
 
-constexpr Bf16Kernels kBf16Kernels{.logits = &Logits, .accumulate = &Accumulate};
-
 }  // namespace
 
-const Bf16Kernels* FindBf16Kernels() noexcept {
-  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0;
-  return supported ? &kBf16Kernels : nullptr;
-}
-
-}  // namespace attndrop
-
-#else
-
-namespace attndrop {
-
-const Bf16Kernels* FindBf16Kernels() noexcept { return nullptr; }
+extern const Bf16Kernels kPairInstructionKernels;
+const Bf16Kernels kPairInstructionKernels{.logits = &Logits, .accumulate = &Accumulate};
 
 }  // namespace attndrop
 

@@ -16,7 +16,12 @@ using Bf16Pair = std::uint32_t;
 // Rows of key or value as bfloat16; row j begins at data + j * stride, its columns are adjacent.
 struct Bf16Rows {
   const std::uint16_t* data = nullptr;
-  std::size_t stride = 0;
+  std::ptrdiff_t stride = 0;
+
+  [[nodiscard]] const std::uint16_t* Row(std::size_t row) const noexcept {
+    return data + static_cast<std::ptrdiff_t>(row) * stride;
+  }
+  [[nodiscard]] Bf16Rows From(std::size_t skipped) const noexcept { return {Row(skipped), stride}; }
 };
 
 // As LogitsArgs; head_dim is even.

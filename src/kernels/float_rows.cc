@@ -50,33 +50,31 @@ void WriteRow(DType dtype, void* data, std::int64_t first, std::int64_t stride, 
 
 }  // namespace
 
-TileRows HeadReader::Rows(std::int64_t row, std::size_t count, std::size_t cols,
-                          float* buffer) const noexcept {
-  // A negative stride reads as a huge unsigned one, which wraps to the right address.
+TileRows RowReader::Rows(std::int64_t row, std::size_t count, std::size_t cols,
+                         float* buffer) const noexcept {
   if (in_place()) {
-    return {static_cast<const float*>(data_) + first_ + row * row_stride_,
-            static_cast<std::size_t>(row_stride_)};
+    return {static_cast<const float*>(data_) + first_ + row * row_stride_, row_stride_};
   }
   CopyPadded(row, count, cols, cols, buffer);
-  return {buffer, cols};
+  return {buffer, static_cast<std::ptrdiff_t>(cols)};
 }
 
-Bf16Rows HeadReader::PairRows(std::int64_t row, std::size_t count, std::size_t cols,
-                              std::uint16_t* buffer) const noexcept {
+Bf16Rows RowReader::PairRows(std::int64_t row, std::size_t count, std::size_t cols,
+                             std::uint16_t* buffer) const noexcept {
   const std::uint16_t* const data =
       static_cast<const std::uint16_t*>(data_) + first_ + row * row_stride_;
-  if (col_stride_ == 1) return {data, static_cast<std::size_t>(row_stride_)};
+  if (col_stride_ == 1) return {data, row_stride_};
   for (std::size_t r = 0; r < count; ++r) {
     std::int64_t place = static_cast<std::int64_t>(r) * row_stride_;
     for (std::size_t col = 0; col < cols; ++col, place += col_stride_) {
       buffer[r * cols + col] = data[place];
     }
   }
-  return {buffer, cols};
+  return {buffer, static_cast<std::ptrdiff_t>(cols)};
 }
 
-void HeadReader::CopyPadded(std::int64_t row, std::size_t count, std::size_t cols,
-                            std::size_t padded, float* buffer) const noexcept {
+void RowReader::CopyPadded(std::int64_t row, std::size_t count, std::size_t cols,
+                           std::size_t padded, float* buffer) const noexcept {
   for (std::size_t r = 0; r < count; ++r, buffer += padded) {
     ReadRow(dtype_, data_, first_ + (row + static_cast<std::int64_t>(r)) * row_stride_, col_stride_,
             cols, buffer);
@@ -84,15 +82,15 @@ void HeadReader::CopyPadded(std::int64_t row, std::size_t count, std::size_t col
   }
 }
 
-void HeadWriter::Write(std::int64_t row, std::size_t count, std::size_t cols, const float* rows,
-                       std::size_t stride) const noexcept {
+void RowWriter::Write(std::int64_t row, std::size_t count, std::size_t cols, const float* rows,
+                      std::size_t stride) const noexcept {
   for (std::size_t r = 0; r < count; ++r, rows += stride) {
     WriteRow(dtype_, data_, first_ + (row + static_cast<std::int64_t>(r)) * row_stride_,
              col_stride_, cols, rows);
   }
 }
 
-float* HeadWriter::InPlace(std::int64_t row) const noexcept {
+float* RowWriter::InPlace(std::int64_t row) const noexcept {
   if (dtype_ != DType::kFloat32 || col_stride_ != 1) return nullptr;
   return static_cast<float*>(data_) + first_ + row * row_stride_;
 }

@@ -14,10 +14,10 @@
 namespace attndrop {
 
 // One head of an input: row r, column c is element first + r * row_stride + c * col_stride.
-class HeadReader {
+class RowReader {
  public:
-  HeadReader(DType dtype, const Strided<const void>& array, std::int64_t batch, std::int64_t head,
-             std::int64_t first_row) noexcept
+  RowReader(DType dtype, const Strided<const void>& array, std::int64_t batch, std::int64_t head,
+            std::int64_t first_row) noexcept
       : dtype_(dtype),
         data_(array.data),
         first_(batch * array.batch_stride + head * array.head_stride +
@@ -49,10 +49,10 @@ class HeadReader {
 };
 
 // One head of an output.
-class HeadWriter {
+class RowWriter {
  public:
-  HeadWriter(DType dtype, const Strided<void>& array, std::int64_t batch, std::int64_t head,
-             std::int64_t first_row) noexcept
+  RowWriter(DType dtype, const Strided<void>& array, std::int64_t batch, std::int64_t head,
+            std::int64_t first_row) noexcept
       : dtype_(dtype),
         data_(array.data),
         first_(batch * array.batch_stride + head * array.head_stride +
@@ -66,9 +66,7 @@ class HeadWriter {
              std::size_t stride) const noexcept;
   // Where row `row` begins, when rows can be written in place; else null.
   [[nodiscard]] float* InPlace(std::int64_t row) const noexcept;
-  [[nodiscard]] std::size_t row_stride() const noexcept {
-    return static_cast<std::size_t>(row_stride_);
-  }
+  [[nodiscard]] std::ptrdiff_t row_stride() const noexcept { return row_stride_; }
 
  private:
   DType dtype_;

@@ -68,7 +68,7 @@ struct RowGroup {
 template <int R>
 HWY_INLINE void PointAtRows(const TileRows& tile, const std::size_t (&rows)[R],
                             const float* (&pointers)[R]) {
-  for (int r = 0; r < R; ++r) pointers[r] = tile.data + rows[r] * tile.stride;
+  for (int r = 0; r < R; ++r) pointers[r] = tile.Row(rows[r]);
 }
 
 template <int R, int C>
@@ -79,7 +79,7 @@ HWY_INLINE void LogitsGroup(const LogitsArgs& args, std::size_t first, std::size
   const float* key[R];
   PointAtRows<R>(args.key, group.keys, key);
   Accumulators<R, C> acc;
-  Product<R, C>(d, args.query + lane, args.width, key, 1, args.head_dim, acc);
+  Product<R, C>(d, args.query + lane, Stride(args.width), key, 1, Stride(args.head_dim), acc);
   HWY_UNROLL(8)
   for (int r = 0; r < R; ++r) {
     float* const row = args.logits + group.rows[r] * args.width + lane;
@@ -229,14 +229,15 @@ HWY_INLINE void AccumulateGroup(const AccumulateArgs& args, std::size_t dim, std
   }
   Accumulators<R, C> acc;
   const float* const weights = args.weights + lane;
+  const auto width = Stride(args.width);
+  const auto count = Stride(args.list.count);
   if (args.select != nullptr) {
-    SelectedProduct<R, C>(d, weights, args.width, value, args.value.stride, args.list.keys,
-                          args.list.count, args.select, lane, acc);
+    SelectedProduct<R, C>(d, weights, width, value, args.value.stride, args.list.keys, count,
+                          args.select, lane, acc);
   } else if (args.list_is_all) {
-    Product<R, C>(d, weights, args.width, value, args.value.stride, args.list.count, acc);
+    Product<R, C>(d, weights, width, value, args.value.stride, count, acc);
   } else {
-    ListedProduct<R, C>(d, weights, args.width, value, args.value.stride, args.list.keys,
-                        args.list.count, acc);
+    ListedProduct<R, C>(d, weights, width, value, args.value.stride, args.list.keys, count, acc);
   }
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {

@@ -41,7 +41,7 @@ bool AllFinite(const float* x, std::size_t count) noexcept {
 
 bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexcept {
   for (std::size_t row = 0; row < count; ++row) {
-    if (!AllFinite(rows.data + row * rows.stride, cols)) return false;
+    if (!AllFinite(rows.Row(row), cols)) return false;
   }
   return true;
 }
@@ -77,7 +77,7 @@ class BackwardRun {
     if (forward_missing_) {
       FusedForward(problem_, tiling_, ForwardOf(buffers_), executor_, forward_scratch_);
     }
-    if (!LogsumexpHasDigits()) return false;
+    if (sizes_.group == 0 || !LogsumexpHasDigits()) return false;
     if (mask_gradient_.wanted()) mask_gradient_.Clear();
     const std::int64_t pairs = problem_.shape().batch * problem_.shape().num_kv_heads;
     for (std::int64_t first = 0; first < pairs; first += sizes_.heads_in_flight) {
@@ -112,11 +112,12 @@ class BackwardRun {
   [[nodiscard]] bool LogsumexpHasDigits() const noexcept {
     for (std::int64_t batch = 0; batch < problem_.array_batch(); ++batch) {
       for (std::int64_t head = 0; head < problem_.shape().num_heads; ++head) {
-        const HeadReader reader(DType::kFloat32, buffers_.logsumexp, batch, head, 0);
+        const RowReader reader(DType::kFloat32, buffers_.logsumexp, batch, head, 0);
         for (std::int64_t row = 0; row < problem_.rows_q(); ++row) {
           float logsumexp = 0.0F;
           reader.CopyPadded(row, 1, 1, 1, &logsumexp);
-          if (std::isfinite(logsumexp) && std::abs(logsumexp) > kMaxLogsumexp) return false;
+          const bool empty = logsumexp == -std::numeric_limits<float>::infinity();
+          if (!empty && std::abs(logsumexp) > kMaxLogsumexp) return false;
         }
       }
     }
@@ -176,12 +177,13 @@ class BackwardRun {
   // Rows of a block into lanes [cols][width]; false when some number is not finite.
   bool LoadLanes(const QueryBlock& block, const Strided<const void>& array, std::size_t cols,
                  float* buffer, float* lanes) const noexcept {
-    const HeadReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
-                            block.sequence.first_row_q);
+    const RowReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
+                           block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
     const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, cols, buffer);
     if (count < block.width) std::fill_n(lanes, cols * block.width, 0.0F);
-    kernels_.transpose(rows.data, rows.stride, count, cols, lanes + block.lane_begin, block.width);
+    kernels_.transpose(rows.data, rows.stride, count, cols, lanes + block.lane_begin,
+                       Stride(block.width));
     return RowsFinite(rows, count, cols);
   }
 
@@ -193,10 +195,10 @@ class BackwardRun {
     std::fill_n(record.delta, kBlockQueries, 0.0F);
     const std::int64_t batch = ArrayBatch(block.batch);
     const std::int64_t first_row = block.sequence.first_row_q;
-    const HeadReader out(problem_.dtype(), buffers_.out, batch, block.head, first_row);
-    const HeadReader grad_out(problem_.dtype(), buffers_.grad_out, batch, block.head, first_row);
-    const HeadReader logsumexp(DType::kFloat32, buffers_.logsumexp, batch, block.head, first_row);
-    const HeadReader grad(DType::kFloat32, buffers_.grad_logsumexp, batch, block.head, first_row);
+    const RowReader out(problem_.dtype(), buffers_.out, batch, block.head, first_row);
+    const RowReader grad_out(problem_.dtype(), buffers_.grad_out, batch, block.head, first_row);
+    const RowReader logsumexp(DType::kFloat32, buffers_.logsumexp, batch, block.head, first_row);
+    const RowReader grad(DType::kFloat32, buffers_.grad_logsumexp, batch, block.head, first_row);
     float* const second =
         memory.rows + kBlockQueries * std::max(sizes_.padded_dim, sizes_.padded_dim_v);
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
@@ -235,9 +237,9 @@ class BackwardRun {
     const auto count = static_cast<std::size_t>(tile.size());
     StartTile(slot, tile, memory);
     const std::int64_t batch = ArrayBatch(slot.batch);
-    const HeadReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head, sequence.first_row_k);
-    const HeadReader value(problem_.dtype(), buffers_.value, batch, slot.kv_head,
-                           sequence.first_row_k);
+    const RowReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head, sequence.first_row_k);
+    const RowReader value(problem_.dtype(), buffers_.value, batch, slot.kv_head,
+                          sequence.first_row_k);
     const TileRows keys = key.Rows(begin, count, sizes_.head_dim, memory.key_copy);
     const TileRows values = value.Rows(begin, count, sizes_.head_dim_v, memory.value_copy);
     const bool finite =
@@ -254,8 +256,8 @@ class BackwardRun {
       pair.special_ratio = source.special_ratio();
       ForEachPart(record.block, seen, [&](const KeyRange& part) {
         pair.skipped = static_cast<std::size_t>(part.begin - tile.begin);
-        pair.keys = {keys.data + pair.skipped * keys.stride, keys.stride};
-        pair.values = {values.data + pair.skipped * values.stride, values.stride};
+        pair.keys = keys.From(pair.skipped);
+        pair.values = values.From(pair.skipped);
         source.Fill(record.block, record.state, part, *memory.words);
         if (memory.words->part_count > 0) RunPair(slot, pair, memory);
       });
@@ -361,8 +363,8 @@ class BackwardRun {
     const LaneRange& lanes = memory.words->lanes;
     if (args.list.count == 0) return;
     const QueryBlock& block = pair.record.block;
-    const HeadReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
-                            block.sequence.first_row_q);
+    const RowReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
+                           block.sequence.first_row_q);
     args.width = block.width;
     args.first_query = std::max(block.lane_begin, lanes.begin);
     args.queries = std::min(block.lane_end, lanes.end) - args.first_query;
@@ -371,7 +373,7 @@ class BackwardRun {
       args.rows = reader.Rows(first, args.queries, cols, buffer);
     } else {
       reader.CopyPadded(first, args.queries, cols, args.padded_dim, buffer);
-      args.rows = {buffer, args.padded_dim};
+      args.rows = {buffer, Stride(args.padded_dim)};
     }
     kernels_.accumulate_rows(args);
   }
@@ -420,9 +422,9 @@ class BackwardRun {
     }
     const std::int64_t batch = ArrayBatch(slot.batch);
     const std::int64_t first_row = problem_.sequence(slot.batch).first_row_k;
-    const HeadWriter grad_key(problem_.dtype(), buffers_.grad_key, batch, slot.kv_head, first_row);
-    const HeadWriter grad_value(problem_.dtype(), buffers_.grad_value, batch, slot.kv_head,
-                                first_row);
+    const RowWriter grad_key(problem_.dtype(), buffers_.grad_key, batch, slot.kv_head, first_row);
+    const RowWriter grad_value(problem_.dtype(), buffers_.grad_value, batch, slot.kv_head,
+                               first_row);
     const auto scale = static_cast<float>(problem_.scale());
     for (std::size_t i = 0; i < count * sizes_.padded_dim; ++i) memory.grad_key[i] *= scale;
     if (grad_key.wanted()) {
@@ -439,8 +441,8 @@ class BackwardRun {
   void FinishBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
     if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
     const QueryBlock& block = slot.flight->blocks[index].block;
-    const HeadWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(block.batch),
-                            block.head, block.sequence.first_row_q);
+    const RowWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(block.batch),
+                           block.head, block.sequence.first_row_q);
     if (!writer.wanted()) return;
     float* const lanes =
         slot.flight->grad_query + static_cast<std::size_t>(index) * kBlockQueries * sizes_.head_dim;
@@ -450,12 +452,12 @@ class BackwardRun {
     const std::size_t count = block.lane_end - block.lane_begin;
     const std::int64_t first = block.local_query(block.lane_begin);
     if (float* const place = writer.InPlace(first); place != nullptr) {
-      kernels_.transpose(lanes + block.lane_begin, block.width, sizes_.head_dim, count, place,
-                         writer.row_stride());
+      kernels_.transpose(lanes + block.lane_begin, Stride(block.width), sizes_.head_dim, count,
+                         place, writer.row_stride());
       return;
     }
-    kernels_.transpose(lanes + block.lane_begin, block.width, sizes_.head_dim, count, memory.rows,
-                       sizes_.head_dim);
+    kernels_.transpose(lanes + block.lane_begin, Stride(block.width), sizes_.head_dim, count,
+                       memory.rows, Stride(sizes_.head_dim));
     writer.Write(first, count, sizes_.head_dim, memory.rows, sizes_.head_dim);
   }
 

@@ -114,13 +114,13 @@ class ForwardWorker {
 
   // Lanes that are no queries hold zeros: whatever they compute is finite and not stored.
   void LoadQuery(const QueryBlock& block, float* query) {
-    const HeadReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
-                            block.sequence.first_row_q);
+    const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
+                           block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
     const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, head_dim_, rows_);
     if (count < block.width) std::fill_n(query, head_dim_ * block.width, 0.0F);
     kernels_.transpose(rows.data, rows.stride, count, head_dim_, query + block.lane_begin,
-                       block.width);
+                       Stride(block.width));
     alignas(64) float scale[kBlockQueries];
     std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
     kernels_.scale_lanes(query, head_dim_, block.width, scale);
@@ -129,18 +129,17 @@ class ForwardWorker {
   // Neighbouring dims as pairs, [head_dim / 2][width]; the scale is applied to the products. Pairs
   // are moved as floats: no arithmetic touches them.
   void LoadQueryPairs(const QueryBlock& block, float* query) {
-    const HeadReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
-                            block.sequence.first_row_q);
+    const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
+                           block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
     const Bf16Rows rows = reader.PairRows(block.local_query(block.lane_begin), count, head_dim_,
                                           reinterpret_cast<std::uint16_t*>(key_copy_));
     for (std::size_t row = 0; row < count; ++row) {
-      std::memcpy(rows_ + row * (head_dim_ / 2), rows.data + row * rows.stride,
-                  head_dim_ * sizeof(std::uint16_t));
+      std::memcpy(rows_ + row * (head_dim_ / 2), rows.Row(row), head_dim_ * sizeof(std::uint16_t));
     }
     if (count < block.width) std::fill_n(query, head_dim_ / 2 * block.width, 0.0F);
-    kernels_.transpose(rows_, head_dim_ / 2, count, head_dim_ / 2, query + block.lane_begin,
-                       block.width);
+    kernels_.transpose(rows_, Stride(head_dim_ / 2), count, head_dim_ / 2, query + block.lane_begin,
+                       Stride(block.width));
   }
 
   void RunTiles(std::int64_t blocks, bool careful) {
@@ -155,8 +154,8 @@ class ForwardWorker {
     const std::int64_t batch = ArrayBatch(any.batch);
     const std::int64_t kv_head = any.head / group;
     const std::int64_t first_row = any.sequence.first_row_k;
-    const HeadReader key(problem_.dtype(), buffers_.key, batch, kv_head, first_row);
-    const HeadReader value(problem_.dtype(), buffers_.value, batch, kv_head, first_row);
+    const RowReader key(problem_.dtype(), buffers_.key, batch, kv_head, first_row);
+    const RowReader value(problem_.dtype(), buffers_.value, batch, kv_head, first_row);
     const std::int64_t step = tiling_.tiles.forward_keys;
     for (std::int64_t begin = all.begin; begin < all.end; begin += step) {
       const KeyRange tile{begin, std::min(begin + step, all.end)};
@@ -187,10 +186,10 @@ class ForwardWorker {
     // The same from key `skipped` of the tile on.
     [[nodiscard]] TileInputs From(std::size_t skipped) const noexcept {
       TileInputs rest = *this;
-      rest.keys.data += skipped * keys.stride;
-      rest.values.data += skipped * values.stride;
-      rest.key_pairs.data += skipped * key_pairs.stride;
-      rest.value_pairs.data += skipped * value_pairs.stride;
+      rest.keys = keys.From(skipped);
+      rest.values = values.From(skipped);
+      rest.key_pairs = key_pairs.From(skipped);
+      rest.value_pairs = value_pairs.From(skipped);
       return rest;
     }
   };
@@ -337,13 +336,14 @@ class ForwardWorker {
     const QueryBlock& block = work.block;
     const std::size_t count = block.lane_end - block.lane_begin;
     const std::int64_t first = block.local_query(block.lane_begin);
-    const HeadWriter out(problem_.dtype(), buffers_.out, ArrayBatch(block.batch), block.head,
-                         block.sequence.first_row_q);
+    const RowWriter out(problem_.dtype(), buffers_.out, ArrayBatch(block.batch), block.head,
+                        block.sequence.first_row_q);
     const float* const lanes = work.out + block.lane_begin;
     if (float* const place = out.InPlace(first); place != nullptr) {
-      kernels_.transpose(lanes, block.width, head_dim_v_, count, place, out.row_stride());
+      kernels_.transpose(lanes, Stride(block.width), head_dim_v_, count, place, out.row_stride());
     } else {
-      kernels_.transpose(lanes, block.width, head_dim_v_, count, rows_, head_dim_v_);
+      kernels_.transpose(lanes, Stride(block.width), head_dim_v_, count, rows_,
+                         Stride(head_dim_v_));
       out.Write(first, count, head_dim_v_, rows_, head_dim_v_);
     }
     WriteLogsumexp(work);
@@ -351,8 +351,8 @@ class ForwardWorker {
 
   void WriteLogsumexp(const BlockWork& work) const {
     const QueryBlock& block = work.block;
-    const HeadWriter logsumexp(DType::kFloat32, buffers_.logsumexp, ArrayBatch(block.batch),
-                               block.head, block.sequence.first_row_q);
+    const RowWriter logsumexp(DType::kFloat32, buffers_.logsumexp, ArrayBatch(block.batch),
+                              block.head, block.sequence.first_row_q);
     if (!logsumexp.wanted()) return;
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
       const double sum = static_cast<double>(work.sums[lane]);

@@ -16,10 +16,22 @@ namespace attndrop {
 inline constexpr std::size_t kBlockQueries = 64;  // the widest block
 inline constexpr std::size_t kTileKeys = 256;     // the longest tile; every sum is folded per tile
 
+// A length as a stride.
+[[nodiscard]] constexpr std::ptrdiff_t Stride(std::size_t length) noexcept {
+  return static_cast<std::ptrdiff_t>(length);
+}
+
 // Rows of key or value: row j of the tile begins at data + j * stride, its columns are adjacent.
+// The stride may be negative.
 struct TileRows {
   const float* data = nullptr;
-  std::size_t stride = 0;
+  std::ptrdiff_t stride = 0;
+
+  [[nodiscard]] const float* Row(std::size_t row) const noexcept {
+    return data + static_cast<std::ptrdiff_t>(row) * stride;
+  }
+  // The same rows from row `skipped` on.
+  [[nodiscard]] TileRows From(std::size_t skipped) const noexcept { return {Row(skipped), stride}; }
 };
 
 // Lanes that a kernel computes, multiples of 16; the others are left as they are.
@@ -178,8 +190,8 @@ struct Kernels {
   void (*grad_logits)(const GradLogitsArgs&);
   void (*accumulate_rows)(const AccumulateRowsArgs&);
   // out[col][row] = in[row][col]; strides in elements.
-  void (*transpose)(const float* in, std::size_t in_stride, std::size_t rows, std::size_t cols,
-                    float* out, std::size_t out_stride);
+  void (*transpose)(const float* in, std::ptrdiff_t in_stride, std::size_t rows, std::size_t cols,
+                    float* out, std::ptrdiff_t out_stride);
   // x[dim][lane] *= factor[lane]
   void (*scale_lanes)(float* x, std::size_t dims, std::size_t width, const float* factor);
   void (*keep_words)(const KeepWordsArgs&);

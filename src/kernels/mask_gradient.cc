@@ -99,7 +99,7 @@ void MaskGradient::Store(const Strided<void>& grad_attn_mask) const noexcept {
   const float* sums = sums_;
   for (std::int64_t batch = 0; batch < sizes_[0]; ++batch) {
     for (std::int64_t head = 0; head < sizes_[1]; ++head, sums += sizes_[2] * sizes_[3]) {
-      HeadWriter(problem_->attn_mask().dtype, grad_attn_mask, batch, head, 0)
+      RowWriter(problem_->attn_mask().dtype, grad_attn_mask, batch, head, 0)
           .Write(0, static_cast<std::size_t>(sizes_[2]), static_cast<std::size_t>(sizes_[3]), sums,
                  static_cast<std::size_t>(sizes_[3]));
     }

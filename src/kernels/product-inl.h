@@ -48,7 +48,7 @@ HWY_INLINE void Clear(DF d, Accumulators<R, C>& acc) {
 // One step of the sum: R x C multiply-adds from C vectors of a and R scalars of b.
 template <int R, int C>
 HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const float* const (&b_rows)[R],
-                                std::size_t b_index, Accumulators<R, C>& acc) {
+                                std::ptrdiff_t b_index, Accumulators<R, C>& acc) {
   VF va[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) va[c] = hn::LoadU(d, a + static_cast<std::size_t>(c) * kLanes);
@@ -62,14 +62,14 @@ HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const float* 
 
 // The whole sum over k in [0, count).
 template <int R, int C>
-HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
-                        const float* const (&b_rows)[R], std::size_t b_step, std::size_t count,
-                        Accumulators<R, C>& acc) {
+HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stride,
+                        const float* const (&b_rows)[R], std::ptrdiff_t b_step,
+                        std::ptrdiff_t count, Accumulators<R, C>& acc) {
   Clear(d, acc);
-  std::size_t k = 0;
+  std::ptrdiff_t k = 0;
   for (; k + 4 <= count; k += 4) {
     HWY_UNROLL(4)
-    for (std::size_t u = 0; u < 4; ++u) {
+    for (std::ptrdiff_t u = 0; u < 4; ++u) {
       MultiplyAddStep<R, C>(d, a + (k + u) * a_stride, b_rows, (k + u) * b_step, acc);
     }
   }
@@ -78,13 +78,13 @@ HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
 
 // The same sum where row k of a meets number list[k] of b.
 template <int R, int C>
-HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
-                              const float* const (&b_rows)[R], std::size_t b_step,
-                              const std::uint16_t* HWY_RESTRICT list, std::size_t count,
+HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stride,
+                              const float* const (&b_rows)[R], std::ptrdiff_t b_step,
+                              const std::uint16_t* HWY_RESTRICT list, std::ptrdiff_t count,
                               Accumulators<R, C>& acc) {
   Clear(d, acc);
   HWY_UNROLL(4)
-  for (std::size_t k = 0; k < count; ++k) {
+  for (std::ptrdiff_t k = 0; k < count; ++k) {
     MultiplyAddStep<R, C>(d, a + k * a_stride, b_rows, list[k] * b_step, acc);
   }
 }
@@ -92,13 +92,13 @@ HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_s
 // As ListedProduct, but a term counts only in the lanes that words[list[k]] names: what is not in a
 // lane may be NaN. For arrays that hold numbers that are not finite.
 template <int R, int C>
-HWY_INLINE void SelectedProduct(DF d, const float* HWY_RESTRICT a, std::size_t a_stride,
-                                const float* const (&b_rows)[R], std::size_t b_step,
-                                const std::uint16_t* HWY_RESTRICT list, std::size_t count,
+HWY_INLINE void SelectedProduct(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stride,
+                                const float* const (&b_rows)[R], std::ptrdiff_t b_step,
+                                const std::uint16_t* HWY_RESTRICT list, std::ptrdiff_t count,
                                 const std::uint64_t* HWY_RESTRICT words, std::size_t first_lane,
                                 Accumulators<R, C>& acc) {
   Clear(d, acc);
-  for (std::size_t k = 0; k < count; ++k) {
+  for (std::ptrdiff_t k = 0; k < count; ++k) {
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = static_cast<std::size_t>(c) * kLanes;
       const MF mask = LaneMask(d, words[list[k]], first_lane + offset);

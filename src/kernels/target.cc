@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/text.h"
+#include "kernels/bf16_kernels.h"
 #include "kernels/kernels.h"
 
 namespace attndrop {
@@ -15,6 +16,16 @@ namespace {
 constexpr std::array<std::string_view, 4> kTargetNames{"neon", "sse4", "avx2", "avx512"};
 
 }  // namespace
+
+#if defined(__x86_64__)
+extern const Bf16Kernels kPairInstructionKernels;  // bf16_kernels.cc
+
+const Bf16Kernels* FindBf16Kernels() noexcept {
+  return __builtin_cpu_supports("avx512bf16") ? &kPairInstructionKernels : nullptr;
+}
+#else
+const Bf16Kernels* FindBf16Kernels() noexcept { return nullptr; }
+#endif
 
 std::string_view TargetName(Target target) noexcept {
   return kTargetNames[static_cast<std::size_t>(target)];

@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t kAllLanes = ~std::uint64_t{0};
 constexpr double kLog2E = 1.4426950408889634;
 // Biases end here so that adding one to a logit stays finite: rows of lowest floats are equal.
-constexpr double kLowestBias = -3.0e38;
+constexpr double kLargestBias = 3.0e38;
 
 // Lanes first .. last, both included and clipped to 0 .. 63.
 std::uint64_t LaneInterval(std::int64_t first, std::int64_t last) noexcept {
@@ -263,7 +263,8 @@ void TileWordSource::AddBias(const QueryBlock& block, const KeyRange& keys,
     std::int64_t global_key = keys.begin + block.sequence.origin_k;
     for (std::size_t key = 0; key < words.count; ++key, ++at.key, ++global_key) {
       const double bias = mask_.Bias(at, std::abs(position - global_key)) * kLog2E;
-      words.bias[key * block.width + lane] = static_cast<float>(std::max(bias, kLowestBias));
+      words.bias[key * block.width + lane] =
+          static_cast<float>(std::clamp(bias, -kLargestBias, kLargestBias));
     }
   }
 }

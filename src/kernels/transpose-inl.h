@@ -19,8 +19,8 @@ namespace attndrop {
 namespace HWY_NAMESPACE {
 
 // out[col][row] = in[row][col] for 4 rows and 4 columns, in registers.
-HWY_INLINE void Transpose4x4(const float* in, std::size_t in_stride, float* out,
-                             std::size_t out_stride) {
+HWY_INLINE void Transpose4x4(const float* in, std::ptrdiff_t in_stride, float* out,
+                             std::ptrdiff_t out_stride) {
   const hn::CappedTag<float, 4> d;
   const auto r0 = hn::LoadU(d, in);
   const auto r1 = hn::LoadU(d, in + in_stride);
@@ -36,21 +36,24 @@ HWY_INLINE void Transpose4x4(const float* in, std::size_t in_stride, float* out,
   hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, out + 3 * out_stride);
 }
 
-inline void Transpose(const float* in, std::size_t in_stride, std::size_t rows, std::size_t cols,
-                      float* out, std::size_t out_stride) {
-  std::size_t row = 0;
-  for (; row + 4 <= rows; row += 4) {
-    std::size_t col = 0;
-    for (; col + 4 <= cols; col += 4) {
+inline void Transpose(const float* in, std::ptrdiff_t in_stride, std::size_t rows, std::size_t cols,
+                      float* out, std::ptrdiff_t out_stride) {
+  const auto num_rows = static_cast<std::ptrdiff_t>(rows);
+  const auto num_cols = static_cast<std::ptrdiff_t>(cols);
+  std::ptrdiff_t row = 0;
+  for (; row + 4 <= num_rows; row += 4) {
+    std::ptrdiff_t col = 0;
+    for (; col + 4 <= num_cols; col += 4) {
       Transpose4x4(in + row * in_stride + col, in_stride, out + col * out_stride + row, out_stride);
     }
-    for (; col < cols; ++col) {
-      for (std::size_t r = row; r < row + 4; ++r)
+    for (; col < num_cols; ++col) {
+      for (std::ptrdiff_t r = row; r < row + 4; ++r) {
         out[col * out_stride + r] = in[r * in_stride + col];
+      }
     }
   }
-  for (; row < rows; ++row) {
-    for (std::size_t col = 0; col < cols; ++col) {
+  for (; row < num_rows; ++row) {
+    for (std::ptrdiff_t col = 0; col < num_cols; ++col) {
       out[col * out_stride + row] = in[row * in_stride + col];
     }
   }
