@@ -71,8 +71,9 @@ Problem AnalyzedProblem(const OptionalTensors& in, const SideTensors& side,
     dtype = DTypeOf(*in.value, "value");
     if (in.value->dim() != 4 || in.value->size(0) != sizes[0] || in.value->size(1) != sizes[2] ||
         in.value->size(2) != sizes[4]) {
-      Refuse("value", "value must have the shape (batch, num_kv_heads, seqlen_k, head_dim_v), got " +
-                          ShapeText(*in.value));
+      Refuse("value",
+             "value must have the shape (batch, num_kv_heads, seqlen_k, head_dim_v), got " +
+                 ShapeText(*in.value));
     }
   }
   return MakeProblem(shape, dtype, side, options);
@@ -119,8 +120,6 @@ void SchemesOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t 
 
 STABLE_TORCH_LIBRARY_IMPL(attndrop, CPU, m) { m.impl("analyze", &AnalyzeOp); }
 
-STABLE_TORCH_LIBRARY_IMPL(attndrop, CompositeExplicitAutograd, m) {
-  m.impl("schemes", &SchemesOp);
-}
+STABLE_TORCH_LIBRARY_IMPL(attndrop, CompositeExplicitAutograd, m) { m.impl("schemes", &SchemesOp); }
 
 }  // namespace attndrop::python

@@ -7,6 +7,7 @@
 #include "core/buffer_checks.h"
 #include "core/row_state.h"
 #include "core/text.h"
+#include "kernels/keep_bytes.h"
 
 namespace attndrop {
 namespace {
@@ -59,12 +60,20 @@ Status KeepMask(const Problem& problem, const KeepMaskBuffers& buffers, Executor
   const AttentionShape& shape = problem.shape();
   if (shape.seqlen_q == 0 || shape.seqlen_k == 0) return Status::Ok();
   const MaskReader mask(problem, buffers.mask);
+  // Bytes come from the words of the tile kernels where there are any; the factors of single
+  // weights are found one by one. Both agree with the definition bit for bit.
+  const Kernels* const kernels = buffers.factors == nullptr ? WidestKernels() : nullptr;
   const auto write_head = [&](std::int64_t task, int /*worker*/) {
+    const LocalIndex at{.batch = task / shape.num_heads, .head = task % shape.num_heads};
+    if (kernels != nullptr) {
+      WriteKeepBytes(problem, buffers.mask, *kernels, at,
+                     buffers.keep + task * shape.seqlen_q * shape.seqlen_k);
+      return;
+    }
     KeepField field(problem);
-    const std::int64_t batch = task / shape.num_heads;
-    const std::int64_t head = task % shape.num_heads;
     for (std::int64_t query = 0; query < shape.seqlen_q; ++query) {
-      WriteRow(problem, RowOrPadding(problem, {batch, head, query, 0}), mask, field, buffers);
+      const Row row = RowOrPadding(problem, {at.batch, at.head, query, 0});
+      WriteRow(problem, row, mask, field, buffers);
     }
   };
   executor.Run(shape.batch * shape.num_heads, write_head);

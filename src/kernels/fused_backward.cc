@@ -8,16 +8,15 @@
 //   finish   one task a query block: grad_query back into rows
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <thread>
 
 #include "core/arena.h"
 #include "core/head_rows.h"
 #include "kernels/backward_memory.h"
+#include "kernels/backward_prepare.h"
 #include "kernels/float_rows.h"
 #include "kernels/fused.h"
 #include "kernels/mask_gradient.h"
@@ -26,25 +25,8 @@
 namespace attndrop {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634;
 // Weights are exp(logit - logsumexp); at this size a float32 logsumexp gives them to 0.4 %.
 constexpr float kMaxLogsumexp = 65536.0F;
-
-bool AllFinite(const float* x, std::size_t count) noexcept {
-  std::uint32_t non_finite = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(x[i]) & 0x7F800000U;
-    non_finite |= static_cast<std::uint32_t>(exponent == 0x7F800000U);
-  }
-  return non_finite == 0;
-}
-
-bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexcept {
-  for (std::size_t row = 0; row < count; ++row) {
-    if (!AllFinite(rows.Row(row), cols)) return false;
-  }
-  return true;
-}
 
 class BackwardRun {
  public:
@@ -105,9 +87,6 @@ class BackwardRun {
             .head = pair % kv_heads * sizes_.group + member_,
             .flight = &heads_[slot]};
   }
-  [[nodiscard]] std::int64_t ArrayBatch(std::int64_t batch) const noexcept {
-    return problem_.is_ragged() ? 0 : batch;
-  }
 
   [[nodiscard]] bool LogsumexpHasDigits() const noexcept {
     for (std::int64_t batch = 0; batch < problem_.array_batch(); ++batch) {
@@ -149,82 +128,12 @@ class BackwardRun {
 
   // ---- prepare ----
 
-  void PrepareBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) {
+  void PrepareBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
     if (index == 0) ClearUnusedRows(slot);
     if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
-    HeadInFlight& flight = *slot.flight;
-    BlockRecord& record = *new (&flight.blocks[index]) BlockRecord;
-    record.block = MakeBlock(problem_, slot.batch, slot.head, index);
-    TileWordSource source(problem_, buffers_.mask, kernels_);
-    source.FindBlockState(record.block, record.state);
-    const std::size_t lanes = static_cast<std::size_t>(index) * kBlockQueries;
-    float* const query = flight.query + lanes * sizes_.head_dim;
-    float* const grad_out = flight.grad_out + lanes * sizes_.head_dim_v;
-    alignas(64) float scale[kBlockQueries];
-    std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
-    const bool query_finite =
-        LoadLanes(record.block, buffers_.query, sizes_.head_dim, memory.rows, query);
-    const bool grad_out_finite =
-        LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, memory.rows, grad_out);
-    record.finite = query_finite && grad_out_finite;
-    kernels_.scale_lanes(query, sizes_.head_dim, record.block.width, scale);
-    kernels_.scale_lanes(grad_out, sizes_.head_dim_v, record.block.width,
-                         record.state.factor.data());
-    LoadRowNumbers(record, memory);
-    std::fill_n(flight.grad_query + lanes * sizes_.head_dim, kBlockQueries * sizes_.head_dim, 0.0F);
-  }
-
-  // Rows of a block into lanes [cols][width]; false when some number is not finite.
-  bool LoadLanes(const QueryBlock& block, const Strided<const void>& array, std::size_t cols,
-                 float* buffer, float* lanes) const noexcept {
-    const RowReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
-                           block.sequence.first_row_q);
-    const std::size_t count = block.lane_end - block.lane_begin;
-    const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, cols, buffer);
-    if (count < block.width) std::fill_n(lanes, cols * block.width, 0.0F);
-    kernels_.transpose(rows.data, rows.stride, count, cols, lanes + block.lane_begin,
-                       Stride(block.width));
-    return RowsFinite(rows, count, cols);
-  }
-
-  // logsumexp and delta of each row, in double (O(seqlen_q * head_dim)).
-  void LoadRowNumbers(BlockRecord& record, const WorkerMemory& memory) const noexcept {
-    const QueryBlock& block = record.block;
-    std::fill_n(record.logsumexp, kBlockQueries, 0.0F);
-    std::fill_n(record.logsumexp_rest, kBlockQueries, 0.0F);
-    std::fill_n(record.delta, kBlockQueries, 0.0F);
-    const std::int64_t batch = ArrayBatch(block.batch);
-    const std::int64_t first_row = block.sequence.first_row_q;
-    const RowReader out(problem_.dtype(), buffers_.out, batch, block.head, first_row);
-    const RowReader grad_out(problem_.dtype(), buffers_.grad_out, batch, block.head, first_row);
-    const RowReader logsumexp(DType::kFloat32, buffers_.logsumexp, batch, block.head, first_row);
-    const RowReader grad(DType::kFloat32, buffers_.grad_logsumexp, batch, block.head, first_row);
-    float* const second =
-        memory.rows + kBlockQueries * std::max(sizes_.padded_dim, sizes_.padded_dim_v);
-    for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
-      const std::int64_t row = block.local_query(lane);
-      const float* const o = out.Rows(row, 1, sizes_.head_dim_v, memory.rows).data;
-      const float* const g = grad_out.Rows(row, 1, sizes_.head_dim_v, second).data;
-      double delta = 0.0;
-      for (std::size_t dim = 0; dim < sizes_.head_dim_v; ++dim) {
-        delta += static_cast<double>(o[dim]) * static_cast<double>(g[dim]);
-      }
-      float number = 0.0F;
-      if (buffers_.grad_logsumexp.data != nullptr) {
-        grad.CopyPadded(row, 1, 1, 1, &number);
-        delta -= static_cast<double>(number);
-      }
-      logsumexp.CopyPadded(row, 1, 1, 1, &number);
-      // A row that sees no key has logsumexp -inf; its weights are 0 by its words.
-      const bool empty = number == -std::numeric_limits<float>::infinity();
-      const double log2 = empty ? 0.0 : static_cast<double>(number) * kLog2E;
-      record.logsumexp[lane] = static_cast<float>(log2);
-      record.logsumexp_rest[lane] =
-          static_cast<float>(log2 - static_cast<double>(record.logsumexp[lane]));
-      record.delta[lane] = static_cast<float>(delta);
-      record.finite = record.finite && AllFinite(&record.logsumexp[lane], 1) &&
-                      AllFinite(&record.delta[lane], 1);
-    }
+    const QueryBlock block = MakeBlock(problem_, slot.batch, slot.head, index);
+    BlockPreparation(problem_, kernels_, buffers_, sizes_)
+        .Run(block, index, *slot.flight, memory.rows);
   }
 
   // ---- tiles ----
@@ -236,7 +145,7 @@ class BackwardRun {
     if (tile.size() == 0) return;
     const auto count = static_cast<std::size_t>(tile.size());
     StartTile(slot, tile, memory);
-    const std::int64_t batch = ArrayBatch(slot.batch);
+    const std::int64_t batch = ArrayBatch(problem_, slot.batch);
     const RowReader key(problem_.dtype(), buffers_.key, batch, slot.kv_head, sequence.first_row_k);
     const RowReader value(problem_.dtype(), buffers_.value, batch, slot.kv_head,
                           sequence.first_row_k);
@@ -363,7 +272,7 @@ class BackwardRun {
     const LaneRange& lanes = memory.words->lanes;
     if (args.list.count == 0) return;
     const QueryBlock& block = pair.record.block;
-    const RowReader reader(problem_.dtype(), array, ArrayBatch(block.batch), block.head,
+    const RowReader reader(problem_.dtype(), array, ArrayBatch(problem_, block.batch), block.head,
                            block.sequence.first_row_q);
     args.width = block.width;
     args.first_query = std::max(block.lane_begin, lanes.begin);
@@ -420,7 +329,7 @@ class BackwardRun {
                   slot.flight->grad_value + first * sizes_.padded_dim_v);
       return;
     }
-    const std::int64_t batch = ArrayBatch(slot.batch);
+    const std::int64_t batch = ArrayBatch(problem_, slot.batch);
     const std::int64_t first_row = problem_.sequence(slot.batch).first_row_k;
     const RowWriter grad_key(problem_.dtype(), buffers_.grad_key, batch, slot.kv_head, first_row);
     const RowWriter grad_value(problem_.dtype(), buffers_.grad_value, batch, slot.kv_head,
@@ -441,7 +350,7 @@ class BackwardRun {
   void FinishBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
     if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
     const QueryBlock& block = slot.flight->blocks[index].block;
-    const RowWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(block.batch),
+    const RowWriter writer(problem_.dtype(), buffers_.grad_query, ArrayBatch(problem_, block.batch),
                            block.head, block.sequence.first_row_q);
     if (!writer.wanted()) return;
     float* const lanes =

@@ -199,5 +199,7 @@ struct Kernels {
 
 // Null when the program or the machine has no such kernels.
 [[nodiscard]] const Kernels* KernelsFor(Target target) noexcept;
+// Those of the widest target; null when there are none.
+[[nodiscard]] const Kernels* WidestKernels() noexcept;
 
 }  // namespace attndrop

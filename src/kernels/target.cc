@@ -39,6 +39,15 @@ Result<Target> ParseTarget(std::string_view name) {
                                  Suggestion(name, kTargetNames));
 }
 
+const Kernels* WidestKernels() noexcept {
+  const Kernels* widest = nullptr;
+  for (std::size_t i = 0; i < kTargetNames.size(); ++i) {
+    const Kernels* const kernels = KernelsFor(static_cast<Target>(i));
+    if (kernels != nullptr) widest = kernels;
+  }
+  return widest;
+}
+
 std::vector<Target> SupportedTargets() {
   std::vector<Target> targets;
   for (std::size_t i = 0; i < kTargetNames.size(); ++i) {

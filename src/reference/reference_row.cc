@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <limits>
 
-
 namespace attndrop {
 namespace {
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Breaks the fused path on purpose, one fault at a time, and shows that a test notices each.
 
