@@ -66,13 +66,16 @@ struct BackwardBuffers {
 // What a call with these buffers asks of Plan::BackwardScratchBytes.
 [[nodiscard]] ATTNDROP_EXPORT BackwardWork WorkOf(const BackwardBuffers& buffers) noexcept;
 
-// Gradients of out (and logsumexp) (docs/math/attention.md, (A6) to (A9)).
+// Gradients of out (and logsumexp) (docs/math/attention.md, (A6) to (A9)). grad_out is needed. On
+// an error nothing has been written, save when memory ends in a call that turns to the reference
+// path.
 [[nodiscard]] ATTNDROP_EXPORT Status Backward(const Plan& plan, const BackwardBuffers& buffers,
                                               Executor& executor, Scratch& scratch);
 
 // The final keep mask: keep (batch, num_heads, seqlen_q, seqlen_k), one byte per weight, dense;
 // 1 = visible and kept. Cells that a query cannot see, and the padding of a ragged batch, are 0.
-// factors (null: not wanted), same shape: the factor of each weight at stage weights.
+// factors (null: not wanted), same shape: the factor of each weight, 0 where it is not kept; at
+// stage logits a kept weight has factor 1.
 struct KeepMaskBuffers {
   MaskBuffers mask{};
   std::uint8_t* keep = nullptr;

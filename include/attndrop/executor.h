@@ -30,9 +30,10 @@ class TaskBody {
   void (*call_)(const void*, std::int64_t, int);
 };
 
-// Runs tasks 0 .. num_tasks-1, each once, and returns when all have ended. Tasks start in ascending
-// order; a task may wait for lower-numbered ones only, so no executor can deadlock. `worker` is in
-// [0, num_workers()) and no two tasks run at once with the same worker. Tasks do not throw.
+// Runs tasks 0 .. num_tasks-1, each once and in any order, and returns when all have ended. What
+// the caller wrote before Run is visible to the tasks, and what they wrote is visible after it. A
+// task waits only for tasks that have started, so no executor can deadlock. `worker` is in [0,
+// num_workers()) and no two tasks run at once with the same worker. Tasks do not throw.
 class ATTNDROP_EXPORT Executor {
  public:
   virtual ~Executor();
