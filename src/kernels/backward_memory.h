@@ -18,6 +18,7 @@ namespace attndrop {
 struct BlockRecord {
   QueryBlock block;
   BlockState state;
+  bool no_delta = true;                     // delta is zero for all rows
   bool finite = true;                       // query, grad_out, delta and logsumexp
   std::atomic<std::int64_t> tiles_done{0};  // of those that it sees: have added to grad_query
   alignas(64) float logsumexp_rest[kBlockQueries];

@@ -99,6 +99,7 @@ void BlockPreparation::LoadRowNumbers(BlockRecord& record, float* buffer) const 
     record.logsumexp_rest[lane] =
         static_cast<float>(log2 - static_cast<double>(record.logsumexp[lane]));
     record.delta[lane] = static_cast<float>(delta);
+    record.no_delta = record.no_delta && record.delta[lane] == 0.0F;
     record.finite =
         record.finite && AllFinite(&record.logsumexp[lane], 1) && AllFinite(&record.delta[lane], 1);
   }

@@ -59,7 +59,7 @@ void LogitsGroup(const Bf16LogitsArgs& args, std::size_t first, std::size_t lane
     rows[r] = Min(first + static_cast<std::size_t>(r), args.list.count - 1);
     key[r] = reinterpret_cast<const char*>(args.key.Row(args.list.keys[rows[r]]));
   }
-  __m512 sum[kRows][C];
+  __m512 sum[kRows][std::size_t{C}];
   PairProduct<kRows, C>(args.query + lane, args.width, key, sizeof(Bf16Pair), args.head_dim / 2,
                         sum);
   const __m512 scale = _mm512_set1_ps(args.scale);
@@ -75,7 +75,7 @@ void LogitsGroup(const Bf16LogitsArgs& args, std::size_t first, std::size_t lane
 
 template <int C>
 void LogitsPanel(const Bf16LogitsArgs& args, std::size_t lane) noexcept {
-  __m512 largest[C];
+  __m512 largest[std::size_t{C}];
   for (int c = 0; c < C; ++c)
     largest[c] = _mm512_loadu_ps(args.largest + lane + static_cast<std::size_t>(c) * kLanes);
   for (std::size_t first = 0; first < args.list.count; first += kRows) {
@@ -130,7 +130,7 @@ void AccumulatePanel(const Bf16AccumulateArgs& args, std::size_t lane) noexcept 
       value[r] = reinterpret_cast<const char*>(args.value_pairs + dim +
                                                Min(static_cast<std::size_t>(r), valid - 1));
     }
-    __m512 sum[kRows][C];
+    __m512 sum[kRows][std::size_t{C}];
     PairProduct<kRows, C>(args.weight_pairs + lane, args.width, value,
                           args.head_dim * sizeof(Bf16Pair), pairs, sum);
     for (int c = 0; c < C; ++c) {

@@ -189,6 +189,7 @@ class BackwardRun {
   };
 
   void RunPair(const Slot& slot, const TilePair& pair, WorkerMemory& memory) {
+    if (AddsNothing(pair, *memory.words)) return;
     FindGradLogits(slot, pair, memory);
     AddToKeysAndValues(pair, memory);
     if (mask_gradient_.wanted()) mask_gradient_.AddOwned(MaskTile(pair, memory));
@@ -196,6 +197,11 @@ class BackwardRun {
     AddToQueries(slot, pair, memory);
     if (!mask_gradient_.wanted()) return;
     mask_gradient_.AddOrdered(MaskTile(pair, memory), slot.flight - heads_);
+  }
+
+  // Where nothing is kept, grad_logits = -weights * delta: zero for a block whose rows lost all.
+  [[nodiscard]] static bool AddsNothing(const TilePair& pair, const TileWords& words) noexcept {
+    return words.kept_count == 0 && pair.record.no_delta && !pair.careful;
   }
 
   // Tiles add to a block's grad_query in ascending order; lower tiles never wait for this one.

@@ -278,7 +278,7 @@ class ForwardWorker {
   void ScaleSpecial(std::size_t width) const noexcept {
     const float ratio = source_.special_ratio();
     for (std::size_t row = 0; row < words_->kept_count; ++row) {
-      const std::uint64_t special = words_->special[words_->kept_list[row]];
+      const std::uint64_t special = words_->special[words_->kept_keys[row]];
       for (std::uint64_t lanes = special; lanes != 0; lanes &= lanes - 1) {
         const auto lane = static_cast<std::size_t>(std::countr_zero(lanes));
         if (lane < width) weights_[row * width + lane] *= ratio;

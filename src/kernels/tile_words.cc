@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "kernels/bit_matrix.h"
 
@@ -40,35 +39,56 @@ std::uint64_t GeometryWord(const Problem& problem, const QueryBlock& block,
   return LaneInterval(first, last);
 }
 
+constexpr std::array<std::uint16_t, kTileKeys> AllKeys() noexcept {
+  std::array<std::uint16_t, kTileKeys> keys{};
+  for (std::size_t key = 0; key < kTileKeys; ++key) keys[key] = static_cast<std::uint16_t>(key);
+  return keys;
+}
+constexpr std::array<std::uint16_t, kTileKeys> kAllKeys = AllKeys();
+
+// Every word has one of the lanes. Written so that it becomes vectors: ~x & (x - 1) has its highest
+// bit set for x = 0 alone.
 bool AllMeet(const std::uint64_t* words, std::size_t count, std::uint64_t lanes) noexcept {
-  bool all = true;
-  for (std::size_t key = 0; key < count; ++key) all &= (words[key] & lanes) != 0;
-  return all;
+  std::uint64_t missing = 0;
+  for (std::size_t key = 0; key < count; ++key) {
+    const std::uint64_t x = words[key] & lanes;
+    missing |= ~x & (x - 1);
+  }
+  return (missing >> 63) == 0;
 }
 
-// Keys whose word has one of the lanes.
-void ListKeys(const std::uint64_t* words, std::size_t count, std::uint64_t lanes,
-              std::uint16_t* list, std::size_t& listed) noexcept {
-  if (AllMeet(words, count, lanes)) {
-    std::iota(list, list + count, std::uint16_t{0});
-    listed = count;
+// Keys that some lane's softmax needs.
+void ListParts(std::uint64_t lanes, TileWords& words) noexcept {
+  if (words.all_part || AllMeet(words.part, words.count, lanes)) {
+    words.part_keys = kAllKeys.data();
+    words.part_count = words.count;
     return;
   }
-  listed = 0;
-  for (std::size_t key = 0; key < count; ++key) {
-    list[listed] = static_cast<std::uint16_t>(key);
-    listed += (words[key] & lanes) != 0 ? 1 : 0;
+  words.part_keys = words.part_list;
+  words.part_count = 0;
+  for (std::size_t key = 0; key < words.count; ++key) {
+    words.part_list[words.part_count] = static_cast<std::uint16_t>(key);
+    words.part_count += (words.part[key] & lanes) != 0 ? 1 : 0;
   }
 }
 
-// Keys of the part list that some lane keeps.
+// Those of them that some lane keeps.
 void ListKept(std::uint64_t lanes, TileWords& words) noexcept {
+  const bool parts_are_all = words.part_count == words.count;
+  if (!words.has_kept || (parts_are_all && AllMeet(words.kept, words.count, lanes))) {
+    words.kept_keys = words.part_keys;
+    words.kept_rows = kAllKeys.data();
+    words.kept_count = words.part_count;
+    return;
+  }
+  words.kept_keys = words.kept_list;
+  words.kept_rows = words.kept_row_list;
   words.kept_count = 0;
   for (std::size_t i = 0; i < words.part_count; ++i) {
-    const std::uint16_t key = words.part_list[i];
+    const std::uint16_t key = words.part_keys[i];
     words.kept_list[words.kept_count] = key;
-    words.kept_rows[words.kept_count] = static_cast<std::uint16_t>(i);
-    words.kept_count += !words.has_kept || (words.kept[key] & lanes) != 0 ? 1 : 0;
+    words.kept_row_list[words.kept_count] = static_cast<std::uint16_t>(i);
+    words.kept_count += (words.kept[key] & lanes) != 0 ? 1 : 0;
   }
 }
 
@@ -215,7 +235,7 @@ void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, cons
   std::uint64_t needed = words.all_part ? kAllLanes : 0;
   for (std::size_t key = 0; !words.all_part && key < words.count; ++key) needed |= words.part[key];
   words.lanes = LanesOf(needed & lanes, block.width);
-  ListKeys(words.part, words.count, lanes, words.part_list, words.part_count);
+  ListParts(lanes, words);
   ListKept(lanes, words);
 }
 

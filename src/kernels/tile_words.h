@@ -80,23 +80,27 @@ struct TileWords {
   std::uint64_t kept[kTileKeys];     // within part
   std::uint64_t special[kTileKeys];  // within kept; factor is the block's times special_ratio
   alignas(64) float bias[kTileKeys * kBlockQueries];  // [key][width], units of log2
+  // The keys, as lists: in the arrays below, or shared ones where all keys are meant.
+  const std::uint16_t* part_keys = nullptr;
+  const std::uint16_t* kept_keys = nullptr;
+  const std::uint16_t* kept_rows = nullptr;  // where each of kept_keys stands in part_keys
   std::uint16_t part_list[kTileKeys];
   std::uint16_t kept_list[kTileKeys];
-  std::uint16_t kept_rows[kTileKeys];  // where each of them stands in part_list
-  std::size_t count = 0;               // keys of the tile
-  std::size_t part_count = 0;          // keys that some query's softmax needs
-  std::size_t kept_count = 0;          // keys that some query keeps
-  LaneRange lanes{};                   // that some key of the tile needs
-  bool all_part = false;               // part is all ones
-  bool has_kept = false;               // kept differs from part
+  std::uint16_t kept_row_list[kTileKeys];
+  std::size_t count = 0;       // keys of the tile
+  std::size_t part_count = 0;  // keys that some query's softmax needs
+  std::size_t kept_count = 0;  // keys that some query keeps
+  LaneRange lanes{};           // that some key of the tile needs
+  bool all_part = false;       // part is all ones
+  bool has_kept = false;       // kept differs from part
   bool has_special = false;
   bool has_bias = false;
 
-  [[nodiscard]] KeyList parts() const noexcept { return {part_list, part_count}; }
+  [[nodiscard]] KeyList parts() const noexcept { return {part_keys, part_count}; }
   // Rows count in arrays of the parts.
-  [[nodiscard]] KeyList keeps() const noexcept { return {kept_list, kept_count, kept_rows}; }
+  [[nodiscard]] KeyList keeps() const noexcept { return {kept_keys, kept_count, kept_rows}; }
   // Rows count in arrays of the kept keys alone.
-  [[nodiscard]] KeyList compact_keeps() const noexcept { return {kept_list, kept_count}; }
+  [[nodiscard]] KeyList compact_keeps() const noexcept { return {kept_keys, kept_count}; }
   [[nodiscard]] TileMasks masks() const noexcept {
     return {has_bias ? bias : nullptr, all_part ? nullptr : part, has_kept ? kept : nullptr};
   }

@@ -83,10 +83,10 @@ class WordMask {
   void CheckLists(const QueryBlock& block) const {
     const TileWords& words = *words_;
     const std::uint64_t* const kept = words.has_kept ? words.kept : words.part;
-    const std::uint16_t* const end = words.kept_list + words.kept_count;
-    EXPECT_TRUE(std::is_sorted(words.kept_list, end));
+    const std::uint16_t* const end = words.kept_keys + words.kept_count;
+    EXPECT_TRUE(std::is_sorted(words.kept_keys, end));
     for (std::uint16_t key = 0; key < words.count; ++key) {
-      if (std::find(words.kept_list, end, key) != end) continue;
+      if (std::find(words.kept_keys, end, key) != end) continue;
       for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
         EXPECT_EQ((kept[key] >> lane) & 1U, 0U) << "key " << key << " is kept but not listed";
       }
