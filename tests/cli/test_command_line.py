@@ -168,7 +168,10 @@ def test_no_color_and_no_progress_without_a_terminal(arrays):
     "environment, colored", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_color_on_a_terminal_unless_refused(environment, colored):
-    ours, theirs = os.openpty()
+    try:
+        ours, theirs = os.openpty()
+    except OSError as error:
+        pytest.skip(f"no pseudo-terminal on this system: {error}")
     env = {**os.environ, "TERM": "xterm", **environment}
     if "NO_COLOR" not in environment:
         env.pop("NO_COLOR", None)
