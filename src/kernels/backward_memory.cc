@@ -26,7 +26,10 @@ BackwardSizes FindSizes(const Problem& problem, const Tiling& tiling, const Back
   const AttentionShape& shape = problem.shape();
   BackwardSizes sizes;
   sizes.blocks = 1;  // a sequence without queries may still have rows to clear
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+  // Only the sequences of a ragged batch differ; another batch may be billions long.
+  const std::int64_t different =
+      problem.is_ragged() ? shape.batch : std::min<std::int64_t>(shape.batch, 1);
+  for (std::int64_t batch = 0; batch < different; ++batch) {
     sizes.blocks = std::max(sizes.blocks, NumBlocks(problem.sequence(batch)));
   }
   const std::int64_t keys = tiling.tiles.backward_keys;
