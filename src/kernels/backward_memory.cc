@@ -25,18 +25,13 @@ BackwardSizes FindSizes(const Problem& problem, const Tiling& tiling, const Back
                         int num_workers) noexcept {
   const AttentionShape& shape = problem.shape();
   BackwardSizes sizes;
-  sizes.blocks = 1;  // a sequence without queries may still have rows to clear
-  // Only the sequences of a ragged batch differ; another batch may be billions long.
-  const std::int64_t different =
-      problem.is_ragged() ? shape.batch : std::min<std::int64_t>(shape.batch, 1);
-  for (std::int64_t batch = 0; batch < different; ++batch) {
-    sizes.blocks = std::max(sizes.blocks, NumBlocks(problem.sequence(batch)));
-  }
+  // A sequence without queries may still have rows to clear.
+  sizes.blocks = std::max<std::int64_t>(MostBlocks(problem), 1);
   const std::int64_t keys = tiling.tiles.backward_keys;
   sizes.tiles = std::max<std::int64_t>(1, RoundUp(shape.seqlen_k, keys) / keys);
   sizes.group = shape.num_kv_heads == 0 ? 1 : shape.num_heads / shape.num_kv_heads;
-  sizes.heads_in_flight =
-      std::clamp<std::int64_t>(shape.batch * shape.num_kv_heads, 1, std::max(num_workers, 1));
+  sizes.heads_in_flight = std::clamp<std::int64_t>(
+      SaturatingProduct(shape.batch, shape.num_kv_heads), 1, std::max(num_workers, 1));
   if (work.grad_attn_mask && MaskGradient::SharesSums(problem)) sizes.heads_in_flight = 1;
   const auto padding = static_cast<std::int64_t>(kDimPadding);
   sizes.head_dim = static_cast<std::size_t>(shape.head_dim);
@@ -84,12 +79,13 @@ void TakeForward(const Problem& problem, const BackwardWork& work, Arena& arena,
                  BackwardBuffers& buffers) noexcept {
   if (!work.recompute_forward) return;
   const AttentionShape& shape = problem.shape();
-  const std::int64_t rows =
-      SaturatingProduct(problem.array_batch() * shape.num_heads, problem.rows_q());
+  const std::int64_t rows = SaturatingProduct(
+      SaturatingProduct(problem.array_batch(), shape.num_heads), problem.rows_q());
   const auto bytes = static_cast<std::int64_t>(SizeOf(problem.dtype()));
   void* const out =
       arena.Take<std::byte>(SaturatingProduct(SaturatingProduct(rows, shape.head_dim_v), bytes));
   void* const logsumexp = arena.Take<float>(rows);
+  if (out == nullptr) return;  // measuring: strides of what no block could hold would overflow
   buffers.out = Dense<const void>(out, shape.num_heads, problem.rows_q(), shape.head_dim_v);
   buffers.logsumexp = Dense<const void>(logsumexp, shape.num_heads, problem.rows_q(), 1);
 }

@@ -61,7 +61,8 @@ class BackwardRun {
     }
     if (sizes_.group == 0 || !LogsumexpHasDigits()) return false;
     if (mask_gradient_.wanted()) mask_gradient_.Clear();
-    const std::int64_t pairs = problem_.shape().batch * problem_.shape().num_kv_heads;
+    const std::int64_t pairs =
+        SaturatingProduct(problem_.shape().batch, problem_.shape().num_kv_heads);
     for (std::int64_t first = 0; first < pairs; first += sizes_.heads_in_flight) {
       wave_first_ = first;
       wave_size_ = std::min(sizes_.heads_in_flight, pairs - first);

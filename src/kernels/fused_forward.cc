@@ -407,10 +407,8 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
                   Executor& executor, std::byte* scratch) {
   const AttentionShape& shape = problem.shape();
   const std::size_t worker_bytes = FusedForwardScratchBytes(problem, tiling, 1);
-  std::int64_t blocks = 1;  // a sequence without queries may still have rows to clear
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
-    blocks = std::max(blocks, NumBlocks(problem.sequence(batch)));
-  }
+  // A sequence without queries may still have rows to clear.
+  const std::int64_t blocks = std::max<std::int64_t>(MostBlocks(problem), 1);
   const std::int64_t groups =
       (blocks + tiling.tiles.blocks_per_task - 1) / tiling.tiles.blocks_per_task;
   // Late queries see most under a causal mask; they go first, so that no worker ends with them.

@@ -124,6 +124,16 @@ std::int64_t NumBlocks(const Sequence& sequence) noexcept {
   return (sequence.origin_q + sequence.seqlen_q - 1) / width - sequence.origin_q / width + 1;
 }
 
+std::int64_t MostBlocks(const Problem& problem) noexcept {
+  const std::int64_t batch = problem.shape().batch;
+  const std::int64_t different = problem.is_ragged() ? batch : std::min<std::int64_t>(batch, 1);
+  std::int64_t most = 0;
+  for (std::int64_t sequence = 0; sequence < different; ++sequence) {
+    most = std::max(most, NumBlocks(problem.sequence(sequence)));
+  }
+  return most;
+}
+
 QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t head,
                      std::int64_t index) noexcept {
   const auto block_queries = static_cast<std::int64_t>(kBlockQueries);

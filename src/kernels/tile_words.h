@@ -62,6 +62,9 @@ void ForEachPart(const QueryBlock& block, const KeyRange& seen, const F& f) {
 
 // Blocks of a sequence's queries.
 [[nodiscard]] std::int64_t NumBlocks(const Sequence& sequence) noexcept;
+// Blocks of the sequence that has most; at once for any batch, since only those of a ragged batch
+// differ and another may be billions long.
+[[nodiscard]] std::int64_t MostBlocks(const Problem& problem) noexcept;
 [[nodiscard]] QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t head,
                                    std::int64_t index) noexcept;
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -224,6 +225,20 @@ TEST(AttentionTest, ScratchSizesSaturate) {
   EXPECT_EQ(plan.BackwardScratchBytes(2, {.grad_attn_mask = true}), kLargest);
   EXPECT_EQ(PathName(plan.path()), "reference");
   EXPECT_FALSE(plan.reason().empty());
+}
+
+// More heads than 2^63, and a batch that is too long to be walked over.
+TEST(AttentionTest, ScratchSizesOfHugeBatches) {
+  constexpr std::size_t kLargest = std::numeric_limits<std::size_t>::max();
+  const Plan plan = MakePlan("b4294967296 h4294967296 q1 k1 d1 f32");
+  EXPECT_EQ(plan.BackwardScratchBytes(1, {.recompute_forward = true}), kLargest);
+  const Plan longer = MakePlan("b4294967296 h4294967296 q4294967296 k4294967296 d512 f32");
+  EXPECT_EQ(longer.BackwardScratchBytes(1, {.recompute_forward = true}), kLargest);
+  EXPECT_EQ(plan.BackwardScratchBytes(1), MakePlan("b1 h1 q1 k1 d1 f32").BackwardScratchBytes(1));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(MakePlan("b4294967296 h8 kv2 q1024 k8 d62 f32").BackwardScratchBytes(1),
+            MakePlan("b1 h8 kv2 q1024 k8 d62 f32").BackwardScratchBytes(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
 }
 
 // ---- Optional and empty arrays
