@@ -12,13 +12,15 @@ endif()
 set_source_files_properties("${PROJECT_SOURCE_DIR}/src/kernels/kernels.cc"
   PROPERTIES COMPILE_OPTIONS "${kernel_flags}")
 
-# The bfloat16 products use instructions that Highway does not know; they are called where the
-# processor has them. g++ 12 takes the undefined vectors of its own headers for mistakes.
+# Instructions that Highway does not know have files of their own; their functions are called where
+# the processor has them. g++ 12 takes the undefined vectors of its own headers for mistakes.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
-  set(bf16_flags -O3 -fno-math-errno -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
+  set(avx512_flags -O3 -fno-math-errno -mavx512f -mavx512bw -mavx512vl -mavx512dq)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    list(APPEND bf16_flags -Wno-maybe-uninitialized -Wno-uninitialized)
+    list(APPEND avx512_flags -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
   set_source_files_properties("${PROJECT_SOURCE_DIR}/src/kernels/bf16_kernels.cc"
-    PROPERTIES COMPILE_OPTIONS "${bf16_flags}")
+    PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512bf16")
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/src/kernels/keep_words_gfni.cc"
+    PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512vbmi;-mgfni")
 endif()

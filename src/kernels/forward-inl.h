@@ -140,9 +140,22 @@ HWY_INLINE VF FiniteDifference(DF d, VF a, VF b) {
   return hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
 }
 
-template <bool kPart, bool kKept, bool kInfinite, int C>
+// How a tile's weights meet what is kept.
+enum class Keeping {
+  kAll,       // nothing is dropped
+  kInPlace,   // every row of weights has a kept one
+  kCompacts,  // rows that nothing keeps are left out
+};
+
+template <bool kPart, Keeping kKeeping, bool kInfinite, int C>
 HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   const DF d;
+  // Copies, for the compiler must take any store of a vector for a change of args.
+  const KeyList list = args.list;
+  const KeyList kept_list = args.kept_list;
+  const TileMasks masks = args.masks;
+  const std::size_t width = args.width;
+  float* const rows = args.weights + lane;
   VF largest[C];
   VF sums[C];
   for (int c = 0; c < C; ++c) {
@@ -151,14 +164,12 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   }
   std::size_t kept = 0;  // rows so far; at most i, so that none is written before it is read
   HWY_UNROLL(2)
-  for (std::size_t i = 0; i < args.list.count; ++i) {
-    const std::size_t key = args.list.keys[i];
-    const float* const row = args.weights + i * args.width + lane;
-    float* const kept_row = args.weights + kept * args.width + lane;
-    if constexpr (kKept) {
-      kept += kept < args.kept_list.count && args.kept_list.keys[kept] == key ? 1 : 0;
-    } else {
-      ++kept;
+  for (std::size_t i = 0; i < list.count; ++i) {
+    const std::size_t key = list.keys[i];
+    const float* const row = rows + i * width;
+    float* const kept_row = rows + (kKeeping == Keeping::kCompacts ? kept : i) * width;
+    if constexpr (kKeeping == Keeping::kCompacts) {
+      kept += kept < kept_list.count && kept_list.keys[kept] == key ? 1 : 0;
     }
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
@@ -168,11 +179,11 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
       if constexpr (kInfinite) x = FiniteDifference(d, logits, largest[c]);
       VF weights = Exp2(d, x);
       if constexpr (kPart) {
-        weights = hn::IfThenElseZero(LaneMask(d, args.masks.part[key], lane + offset), weights);
+        weights = hn::IfThenElseZero(LaneMaskAt(d, masks.part + key, lane + offset), weights);
       }
       sums[c] = hn::Add(sums[c], weights);
-      if constexpr (kKept) {
-        weights = hn::IfThenElseZero(LaneMask(d, args.masks.kept[key], lane + offset), weights);
+      if constexpr (kKeeping != Keeping::kAll) {
+        weights = hn::IfThenElseZero(LaneMaskAt(d, masks.kept + key, lane + offset), weights);
       }
       // A row that nothing keeps is written over by the next one, or is the last.
       hn::StoreU(weights, d, kept_row + offset);
@@ -183,26 +194,29 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   }
 }
 
-template <bool kPart, bool kKept, bool kInfinite>
+template <bool kPart, Keeping kKeeping, bool kInfinite>
 HWY_INLINE void WeightsTile(const WeightsArgs& args) {
-  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane)
-                               HWY_ATTR { WeightsPanel<kPart, kKept, kInfinite, C>(args, lane); });
+  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane) HWY_ATTR {
+    WeightsPanel<kPart, kKeeping, kInfinite, C>(args, lane);
+  });
+}
+
+template <bool kPart>
+HWY_INLINE void WeightsOf(const WeightsArgs& args) {
+  const bool drops = args.masks.kept != nullptr;
+  // The rare and slow case has fewer forms.
+  if (args.infinite) {
+    return drops ? WeightsTile<kPart, Keeping::kCompacts, true>(args)
+                 : WeightsTile<kPart, Keeping::kAll, true>(args);
+  }
+  if (!drops) return WeightsTile<kPart, Keeping::kAll, false>(args);
+  return args.kept_list.count == args.list.count
+             ? WeightsTile<kPart, Keeping::kInPlace, false>(args)
+             : WeightsTile<kPart, Keeping::kCompacts, false>(args);
 }
 
 inline void Weights(const WeightsArgs& args) {
-  const bool part = args.masks.part != nullptr;
-  const bool kept = args.masks.kept != nullptr;
-  if (args.infinite) {
-    // The rare and slow case has one form: without words, all ones.
-    return part && kept ? WeightsTile<true, true, true>(args)
-           : part       ? WeightsTile<true, false, true>(args)
-           : kept       ? WeightsTile<false, true, true>(args)
-                        : WeightsTile<false, false, true>(args);
-  }
-  return part && kept ? WeightsTile<true, true, false>(args)
-         : part       ? WeightsTile<true, false, false>(args)
-         : kept       ? WeightsTile<false, true, false>(args)
-                      : WeightsTile<false, false, false>(args);
+  return args.masks.part != nullptr ? WeightsOf<true>(args) : WeightsOf<false>(args);
 }
 
 inline void Fold(const FoldArgs& args) {

@@ -23,7 +23,7 @@
 #include <type_traits>
 
 #include "hwy/highway.h"
-#include "kernels/kernels.h"
+#include "kernels/keep_words.h"
 #include "rng/field.h"
 #include "rng/philox.h"
 
@@ -48,21 +48,6 @@ struct PhiloxVectors {
   VU64 w[4];
 };
 
-// The keys of all rounds, where a broadcast can load them.
-struct PhiloxSchedule {
-  std::uint64_t k0[kPhiloxRounds];
-  std::uint64_t k1[kPhiloxRounds];
-
-  explicit PhiloxSchedule(PhiloxKey key) {
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      k0[round] = key.k0;
-      k1[round] = key.k1;
-      key.k0 += kPhiloxIncrement0;
-      key.k1 += kPhiloxIncrement1;
-    }
-  }
-};
-
 HWY_INLINE void PhiloxRound(std::uint64_t k0, std::uint64_t k1, PhiloxVectors& x) {
   const DU64 d64;
   const DU32 d32;
@@ -74,61 +59,35 @@ HWY_INLINE void PhiloxRound(std::uint64_t k0, std::uint64_t k1, PhiloxVectors& x
   x.w[3] = p0;
 }
 
-// The alias table as vectors.
-class AliasLookup {
- public:
-  explicit AliasLookup(const AliasTable& table) {
-    for (std::size_t i = 0; i < 16; ++i) {
-      // The 12 high bits of a threshold, where a half has its draw. A full column (4096) never
-      // hands over to its alias, which is itself: any threshold serves.
-      const std::uint64_t high = table.threshold[i] >> 32;
-      const auto threshold = static_cast<std::uint16_t>(high > 0xFFF ? 0xFFF0 : high << 4);
-      for (std::size_t copy = i; copy < 64; copy += 16) {
-        low_[copy] = static_cast<std::uint8_t>(threshold);
-        high_[copy] = static_cast<std::uint8_t>(threshold >> 8);
-        alias_[copy] = table.alias[i];
-      }
-      for (std::size_t copy = i; copy < 32; copy += 16) {
-        wide_threshold_[copy] = threshold;
-        wide_alias_[copy] = table.alias[i];
-      }
-    }
-  }
-
-  // Outcomes in the low four bits of each lane; ties: lanes that the threshold leaves open.
-  HWY_INLINE VU16 Outcomes(VU16 halves, hn::Mask<DU16>& ties) const {
-    const DU16 d16;
-    const VU16 draw = hn::And(halves, hn::Set(d16, 0xFFF0));
+// Outcomes in the low four bits of each lane; ties: lanes that the threshold leaves open.
+HWY_INLINE VU16 Outcomes(const KeepWordsTables& tables, VU16 halves, hn::Mask<DU16>& ties) {
+  const DU16 d16;
+  const VU16 draw = hn::And(halves, hn::Set(d16, 0xFFF0));
 #if HWY_TARGET <= HWY_AVX3
-    const VU16 threshold{_mm512_permutexvar_epi16(halves.raw, _mm512_load_si512(wide_threshold_))};
-    const VU16 alias{_mm512_permutexvar_epi16(halves.raw, _mm512_load_si512(wide_alias_))};
+  const VU16 threshold{_mm512_permutexvar_epi16(halves.raw, _mm512_load_si512(tables.threshold))};
+  const VU16 alias{_mm512_permutexvar_epi16(halves.raw, _mm512_load_si512(tables.alias))};
+  ties = hn::Eq(draw, threshold);
+  return hn::IfThenElse(hn::Gt(threshold, draw), halves, alias);
 #else
-    const DU8 d8;
-    const VU16 column = hn::And(halves, hn::Set(d16, 0x000F));
-    const auto in_low = hn::BitCast(d8, hn::Or(column, hn::Set(d16, 0x8000)));
-    const auto in_high = hn::BitCast(d8, hn::Or(hn::ShiftLeft<8>(column), hn::Set(d16, 0x0080)));
-    const auto low = hn::TableLookupBytesOr0(hn::Load(d8, low_), in_low);
-    const auto high = hn::TableLookupBytesOr0(hn::Load(d8, high_), in_high);
-    const VU16 threshold = hn::BitCast(d16, hn::Or(low, high));
-    const VU16 alias = hn::BitCast(d16, hn::TableLookupBytesOr0(hn::Load(d8, alias_), in_low));
+  const DU8 d8;
+  const VU16 column = hn::And(halves, hn::Set(d16, 0x000F));
+  const auto in_low = hn::BitCast(d8, hn::Or(column, hn::Set(d16, 0x8000)));
+  const auto in_high = hn::BitCast(d8, hn::Or(hn::ShiftLeft<8>(column), hn::Set(d16, 0x0080)));
+  const auto low = hn::TableLookupBytesOr0(hn::Load(d8, tables.threshold_low), in_low);
+  const auto high = hn::TableLookupBytesOr0(hn::Load(d8, tables.threshold_high), in_high);
+  const VU16 threshold = hn::BitCast(d16, hn::Or(low, high));
+  const VU16 alias =
+      hn::BitCast(d16, hn::TableLookupBytesOr0(hn::Load(d8, tables.alias_bytes), in_low));
+  ties = hn::Eq(draw, threshold);
+  return hn::IfThenElse(hn::Eq(hn::Max(draw, threshold), draw), alias, halves);
 #endif
-    ties = hn::Eq(draw, threshold);
-    return hn::IfThenElse(hn::Eq(hn::Max(draw, threshold), draw), alias, halves);
-  }
-
- private:
-  alignas(64) std::uint8_t low_[64];
-  alignas(64) std::uint8_t high_[64];
-  alignas(64) std::uint8_t alias_[64];
-  alignas(64) std::uint16_t wide_threshold_[32];
-  alignas(64) std::uint16_t wide_alias_[32];
-};
+}
 
 // Words 2k and 2k+1 of a result as the halves of a 64-bit lane: 16 bits a row.
 HWY_INLINE VU16 Halves(VU64 even, VU64 odd) {
   const DU32 d32;
-  const auto high = hn::BitCast(d32, hn::ShiftLeft<32>(odd));
-  return hn::BitCast(DU16(), hn::OddEven(high, hn::BitCast(d32, even)));
+  return hn::BitCast(DU16(),
+                     hn::OddEven(hn::DupEven(hn::BitCast(d32, odd)), hn::BitCast(d32, even)));
 }
 
 // Bit i of the result is row i of a mask over rows.
@@ -163,24 +122,6 @@ HWY_INLINE void AddWords(VU16 rows_low, VU16 rows_high, std::size_t first_row,
   }
 }
 
-// Rows of four columns whose draw met the threshold: the scalar definition decides.
-HWY_NOINLINE inline void DecideTies(const KeepWordsArgs& args, std::uint64_t ties,
-                                    std::size_t first_column, std::uint64_t* words) {
-  for (; ties != 0; ties &= ties - 1) {
-    const auto row = static_cast<std::uint32_t>(std::countr_zero(ties));
-    const unsigned nibble =
-        FieldNibble(args.table, args.key,
-                    {.r = args.row + row,
-                     .c = args.column + static_cast<std::uint32_t>(first_column),
-                     .h = args.h,
-                     .b = args.b});
-    for (unsigned bit = 0; bit < 4; ++bit) {
-      const std::uint64_t keep = (nibble >> bit) & 1U;
-      words[bit] = (words[bit] & ~(std::uint64_t{1} << row)) | (keep << row);
-    }
-  }
-}
-
 // Pairs of vectors of rows that are computed side by side, to hide the latency of the
 // multiplications: as many as the registers hold.
 #if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
@@ -194,63 +135,78 @@ struct Place {
   std::size_t column = 0;  // a multiple of 8
 };
 
+// Rows of columns 0..3 and 4..7 that met their threshold.
+struct Ties {
+  std::uint64_t rows[2] = {0, 0};
+};
+
 // Draws of 2 * kRowLanes rows by eight columns, from two Philox results, as words.
-HWY_INLINE void FinishPair(const KeepWordsArgs& args, const AliasLookup& lookup,
-                           const PhiloxVectors (&x)[2], const Place& place) {
+HWY_INLINE Ties FinishPair(const KeepWordsArgs& args, const PhiloxVectors (&x)[2],
+                           const Place& place) {
   const DU16 d16;
   VU16 rows[2];
-  std::uint64_t ties[2] = {0, 0};  // columns 0..3 and 4..7
+  Ties ties;
   HWY_UNROLL(2)
   for (std::size_t half = 0; half < 2; ++half) {
     hn::Mask<DU16> ties_low;
     hn::Mask<DU16> ties_high;
-    const VU16 low = lookup.Outcomes(Halves(x[half].w[0], x[half].w[1]), ties_low);
-    const VU16 high = lookup.Outcomes(Halves(x[half].w[2], x[half].w[3]), ties_high);
+    const VU16 low = Outcomes(*args.tables, Halves(x[half].w[0], x[half].w[1]), ties_low);
+    const VU16 high = Outcomes(*args.tables, Halves(x[half].w[2], x[half].w[3]), ties_high);
     rows[half] = hn::Or(hn::And(low, hn::Set(d16, 0x000F)), hn::ShiftLeft<4>(high));
-    ties[0] |= RowBits(d16, ties_low) << (half * kRowLanes);
-    ties[1] |= RowBits(d16, ties_high) << (half * kRowLanes);
+    ties.rows[0] |= RowBits(d16, ties_low) << (place.row + half * kRowLanes);
+    ties.rows[1] |= RowBits(d16, ties_high) << (place.row + half * kRowLanes);
   }
-  std::uint64_t* const words = args.words + place.column;
-  AddWords(rows[0], rows[1], place.row, words);
-  if (HWY_UNLIKELY((ties[0] | ties[1]) != 0)) {
-    DecideTies(args, ties[0] << place.row, place.column, words);
-    DecideTies(args, ties[1] << place.row, place.column + 4, words + 4);
+  AddWords(rows[0], rows[1], place.row, args.words + place.column);
+  return ties;
+}
+
+// P pairs from pair number `first` on; a pair is 2 * kRowLanes rows by eight columns.
+template <std::size_t P>
+HWY_INLINE void KeepWordPairs(const KeepWordsArgs& args, std::size_t first) {
+  constexpr std::size_t kPairsPerColumn = kVectorsPerWord / 2;
+  const DU64 d;
+  Place places[P];
+  PhiloxVectors x[P][2];
+  HWY_UNROLL(4)
+  for (std::size_t p = 0; p < P; ++p) {
+    const std::size_t pair = first + p;
+    places[p] = {pair % kPairsPerColumn * 2 * kRowLanes, pair / kPairsPerColumn * 8};
+    HWY_UNROLL(2)
+    for (std::size_t half = 0; half < 2; ++half) {
+      x[p][half].w[0] = hn::Iota(d, (args.row + places[p].row + half * kRowLanes) / 4);
+      x[p][half].w[1] = hn::Set(d, (args.column + places[p].column) / 8);
+      x[p][half].w[2] = hn::Set(d, args.h);
+      x[p][half].w[3] = hn::Set(d, args.b);
+    }
+  }
+  HWY_UNROLL(10)
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    HWY_UNROLL(4)
+    for (std::size_t p = 0; p < P; ++p) {
+      PhiloxRound(args.tables->k0[round], args.tables->k1[round], x[p][0]);
+      PhiloxRound(args.tables->k0[round], args.tables->k1[round], x[p][1]);
+    }
+  }
+  Ties ties[P];
+  std::uint64_t any = 0;
+  HWY_UNROLL(4)
+  for (std::size_t p = 0; p < P; ++p) {
+    ties[p] = FinishPair(args, x[p], places[p]);
+    any |= ties[p].rows[0] | ties[p].rows[1];
+  }
+  if (HWY_LIKELY(any == 0)) return;
+  for (std::size_t p = 0; p < P; ++p) {
+    const std::size_t column = places[p].column;
+    DecideTies(args, ties[p].rows[0], column, args.words + column);
+    DecideTies(args, ties[p].rows[1], column + 4, args.words + column + 4);
   }
 }
 
 inline void KeepWords(const KeepWordsArgs& args) {
-  constexpr std::size_t kPairsPerColumn = kVectorsPerWord / 2;
-  const DU64 d;
-  const AliasLookup lookup(args.table);
-  const PhiloxSchedule schedule(args.key);
-  const std::size_t pairs = args.count / 8 * kPairsPerColumn;
-  for (std::size_t first = 0; first < pairs; first += kPairs) {
-    Place places[kPairs];
-    PhiloxVectors x[kPairs][2];
-    HWY_UNROLL(2)
-    for (std::size_t p = 0; p < kPairs; ++p) {
-      // The last pair may be computed twice.
-      const std::size_t pair = std::min(first + p, pairs - 1);
-      places[p] = {pair % kPairsPerColumn * 2 * kRowLanes, pair / kPairsPerColumn * 8};
-      HWY_UNROLL(2)
-      for (std::size_t half = 0; half < 2; ++half) {
-        x[p][half].w[0] = hn::Iota(d, (args.row + places[p].row + half * kRowLanes) / 4);
-        x[p][half].w[1] = hn::Set(d, (args.column + places[p].column) / 8);
-        x[p][half].w[2] = hn::Set(d, args.h);
-        x[p][half].w[3] = hn::Set(d, args.b);
-      }
-    }
-    HWY_UNROLL(10)
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      HWY_UNROLL(2)
-      for (std::size_t p = 0; p < kPairs; ++p) {
-        PhiloxRound(schedule.k0[round], schedule.k1[round], x[p][0]);
-        PhiloxRound(schedule.k0[round], schedule.k1[round], x[p][1]);
-      }
-    }
-    HWY_UNROLL(2)
-    for (std::size_t p = 0; p < kPairs; ++p) FinishPair(args, lookup, x[p], places[p]);
-  }
+  const std::size_t pairs = args.count / 8 * (kVectorsPerWord / 2);
+  std::size_t first = 0;
+  for (; first + kPairs <= pairs; first += kPairs) KeepWordPairs<kPairs>(args, first);
+  for (; first < pairs; ++first) KeepWordPairs<1>(args, first);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -64,9 +64,16 @@ constexpr CompiledTarget kCompiled[] = {
 #endif
 };
 
+// What the processor has beyond the instruction set of a target, where it has it.
+Kernels WithExtensions(Kernels kernels) noexcept {
+  const KeepWordsFunction gfni = FindGfniKeepWords();
+  if (gfni != nullptr) kernels.keep_words = gfni;
+  return kernels;
+}
+
 }  // namespace
 
-const Kernels* KernelsFor(Target target) noexcept {
+const Kernels* PlainKernelsFor(Target target) noexcept {
   // Asked once: Highway asks the processor each time, which takes 10 us inside a virtual machine.
   static const std::int64_t supported = hwy::SupportedTargets();
   for (const CompiledTarget& compiled : kCompiled) {
@@ -74,6 +81,13 @@ const Kernels* KernelsFor(Target target) noexcept {
     return (supported & compiled.hwy_target) != 0 ? &compiled.kernels : nullptr;
   }
   return nullptr;
+}
+
+const Kernels* KernelsFor(Target target) noexcept {
+  const Kernels* const plain = PlainKernelsFor(target);
+  if (plain == nullptr || target != Target::kAvx512) return plain;
+  static const Kernels extended = WithExtensions(*plain);
+  return &extended;
 }
 
 }  // namespace attndrop

@@ -9,7 +9,7 @@
 
 #include "attndrop/target.h"
 
-#include "rng/field.h"
+#include "kernels/keep_words.h"
 
 namespace attndrop {
 
@@ -167,18 +167,6 @@ struct AccumulateRowsArgs {
 };
 inline constexpr std::size_t kDimPadding = 16;
 
-// Field bits of 64 rows and count columns: bit i of words[j] is the bit of (row + i, column + j).
-struct KeepWordsArgs {
-  AliasTable table{};
-  PhiloxKey key{};
-  std::uint32_t row = 0;     // a multiple of 64
-  std::uint32_t column = 0;  // a multiple of 8
-  std::uint32_t h = 0;
-  std::uint32_t b = 0;
-  std::size_t count = 0;  // a multiple of 8
-  std::uint64_t* words = nullptr;
-};
-
 struct Kernels {
   Target target;
   void (*logits)(const LogitsArgs&);
@@ -194,11 +182,13 @@ struct Kernels {
                     float* out, std::ptrdiff_t out_stride);
   // x[dim][lane] *= factor[lane]
   void (*scale_lanes)(float* x, std::size_t dims, std::size_t width, const float* factor);
-  void (*keep_words)(const KeepWordsArgs&);
+  KeepWordsFunction keep_words;
 };
 
 // Null when the program or the machine has no such kernels.
 [[nodiscard]] const Kernels* KernelsFor(Target target) noexcept;
+// The same as Highway's instruction sets have them, without what a processor may have beyond.
+[[nodiscard]] const Kernels* PlainKernelsFor(Target target) noexcept;
 // Those of the widest target; null when there are none.
 [[nodiscard]] const Kernels* WidestKernels() noexcept;
 

@@ -19,12 +19,20 @@ constexpr std::array<std::string_view, 4> kTargetNames{"neon", "sse4", "avx2", "
 
 #if defined(__x86_64__)
 extern const Bf16Kernels kPairInstructionKernels;  // bf16_kernels.cc
+extern const KeepWordsFunction kGfniKeepWords;     // keep_words_gfni.cc
 
 const Bf16Kernels* FindBf16Kernels() noexcept {
   return __builtin_cpu_supports("avx512bf16") ? &kPairInstructionKernels : nullptr;
 }
+
+KeepWordsFunction FindGfniKeepWords() noexcept {
+  const bool has_all = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") &&
+                       __builtin_cpu_supports("gfni");
+  return has_all ? kGfniKeepWords : nullptr;
+}
 #else
 const Bf16Kernels* FindBf16Kernels() noexcept { return nullptr; }
+KeepWordsFunction FindGfniKeepWords() noexcept { return nullptr; }
 #endif
 
 std::string_view TargetName(Target target) noexcept {

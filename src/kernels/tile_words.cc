@@ -159,9 +159,10 @@ TileWordSource::TileWordSource(const Problem& problem, const MaskBuffers& mask,
                                const Kernels& kernels) noexcept
     : problem_(problem), kernels_(kernels), mask_(problem, mask), field_(problem) {
   if (problem.drops_nothing() || problem.drops_everything()) return;
-  table_ = MakeAliasTable(problem.keep_q32());
-  key_ = CallKey(
-      {problem.dropout().seed, problem.dropout().offset, Fnv1a(problem.scheme().info.name)}, 0);
+  tables_ = MakeKeepWordsTables(
+      MakeAliasTable(problem.keep_q32()),
+      CallKey({problem.dropout().seed, problem.dropout().offset, Fnv1a(problem.scheme().info.name)},
+              0));
 }
 
 float TileWordSource::special_ratio() const noexcept {
@@ -301,7 +302,7 @@ void TileWordSource::AddBias(const QueryBlock& block, const KeyRange& keys,
 
 KeepWordsArgs TileWordSource::FieldOf(const QueryBlock& block) const noexcept {
   const FieldPoint point = field_.PointOf(At(block, block.lane_begin, block.sequence.origin_k));
-  return {.table = table_, .key = key_, .h = point.h, .b = point.b};
+  return {.tables = &tables_, .h = point.h, .b = point.b};
 }
 
 void TileWordSource::FillField(const QueryBlock& block, const KeyRange& keys,
@@ -396,7 +397,7 @@ void TileWordSource::FillColumns(const QueryBlock& block, const KeyRange& keys,
     const auto column = static_cast<std::uint32_t>(keys.begin + block.sequence.origin_k + i);
     if (i == 0 || column % 4 == 0) {
       point.c = column;
-      nibble = FieldNibble(table_, key_, point);
+      nibble = FieldNibble(tables_.table, tables_.key, point);
     }
     words[i] = ((nibble >> (column % 4)) & 1U) != 0 ? kAllLanes : 0;
   }

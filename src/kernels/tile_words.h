@@ -143,8 +143,7 @@ class TileWordSource {
   const Kernels& kernels_;
   MaskReader mask_;
   KeepField field_;
-  AliasTable table_;
-  PhiloxKey key_;
+  KeepWordsTables tables_;
 };
 
 }  // namespace attndrop

@@ -186,13 +186,20 @@ struct KnownRow {
   std::string_view bits;  // first key first
 };
 
-std::string KernelBits(const Kernels& kernels, KeepWordsArgs args, const KnownRow& known) {
+// With and without what the processor has beyond the target.
+std::vector<KeepWordsFunction> WaysToDraw(Target target) {
+  std::vector<KeepWordsFunction> ways{PlainKernelsFor(target)->keep_words};
+  if (KernelsFor(target)->keep_words != ways[0]) ways.push_back(KernelsFor(target)->keep_words);
+  return ways;
+}
+
+std::string KernelBits(KeepWordsFunction draw, KeepWordsArgs args, const KnownRow& known) {
   std::uint64_t words[8];
   args.row = known.row / 64 * 64;
   args.column = known.column / 8 * 8;
   args.count = 8;
   args.words = words;
-  kernels.keep_words(args);
+  draw(args);
   std::string bits;
   for (std::size_t i = 0; i < 4; ++i) {
     bits += ((words[known.column % 8 + i] >> (known.row % 64)) & 1U) != 0 ? '1' : '0';
@@ -202,45 +209,63 @@ std::string KernelBits(const Kernels& kernels, KeepWordsArgs args, const KnownRo
 
 // Draws that meet the threshold exactly, from docs/mask-format.md.
 TEST(FusedKeepWords, KnownTies) {
-  const KeepWordsArgs args{.table = MakeAliasTable(KeepQ32(0.1)),
-                           .key = CallKey({42, 7, Fnv1a("element")}, 0),
-                           .h = 2,
-                           .b = 1};
+  const KeepWordsTables tables =
+      MakeKeepWordsTables(MakeAliasTable(KeepQ32(0.1)), CallKey({42, 7, Fnv1a("element")}, 0));
+  const KeepWordsArgs args{.tables = &tables, .h = 2, .b = 1};
   const KnownRow ties[] = {{1, 2012, "0010"},  {9, 608, "0110"},   {10, 228, "0001"},
                            {14, 1748, "0001"}, {19, 1148, "1010"}, {46, 1624, "0011"}};
   for (const Target target : SupportedTargets()) {
     for (const KnownRow& tie : ties) {
-      EXPECT_EQ(KernelBits(*KernelsFor(target), args, tie), tie.bits)
-          << TargetName(target) << " row " << tie.row;
+      for (const KeepWordsFunction draw : WaysToDraw(target)) {
+        EXPECT_EQ(KernelBits(draw, args, tie), tie.bits)
+            << TargetName(target) << " row " << tie.row;
+      }
     }
   }
 }
 
-// A million cells of each rate hold some 60 ties of each column's kind.
+// Bits of 64 rows from args.row on, by the scalar definition.
+std::uint64_t ScalarWord(const KeepWordsArgs& args, std::size_t column) {
+  std::uint64_t word = 0;
+  for (std::uint32_t row = 0; row < 64; ++row) {
+    const bool keep = FieldBit(args.tables->table, args.tables->key,
+                               {.r = args.row + row,
+                                .c = args.column + static_cast<std::uint32_t>(column),
+                                .h = args.h,
+                                .b = args.b});
+    word |= static_cast<std::uint64_t>(keep ? 1 : 0) << row;
+  }
+  return word;
+}
+
+// A million cells of each rate hold some 60 ties of each column's kind. The count leaves every
+// remainder of the groups that are drawn at once.
 TEST(FusedKeepWords, KernelsAgreeWithTheScalarDefinition) {
+  constexpr std::size_t kGuard = 8;
   for (const double dropout_p : {1e-9, 0.1, 1.0 / 3.0, 0.5, 0.75, 0.999999}) {
-    KeepWordsArgs args{.table = MakeAliasTable(KeepQ32(dropout_p)),
-                       .key = CallKey({77, 5, Fnv1a("element")}, 0),
-                       .h = 7,
-                       .b = 0xFFFFFFFF};
-    std::vector<std::uint64_t> words(4096);
-    args.row = 0xFFFFFFC0;
-    args.column = 0xFFFFF000;
-    args.count = words.size();
-    args.words = words.data();
+    const KeepWordsTables tables = MakeKeepWordsTables(MakeAliasTable(KeepQ32(dropout_p)),
+                                                       CallKey({77, 5, Fnv1a("element")}, 0));
+    KeepWordsArgs args{
+        .tables = &tables, .row = 0xFFFFFFC0, .column = 0xFFFFF000, .h = 7, .b = 0xFFFFFFFF};
+    std::vector<std::uint64_t> want(4096);
+    for (std::size_t column = 0; column < want.size(); ++column) {
+      want[column] = ScalarWord(args, column);
+    }
     for (const Target target : SupportedTargets()) {
-      KernelsFor(target)->keep_words(args);
-      for (std::size_t column = 0; column < words.size(); ++column) {
-        std::uint64_t want = 0;
-        for (std::uint32_t row = 0; row < 64; ++row) {
-          const bool keep = FieldBit(args.table, args.key,
-                                     {.r = args.row + row,
-                                      .c = args.column + static_cast<std::uint32_t>(column),
-                                      .h = args.h,
-                                      .b = args.b});
-          want |= static_cast<std::uint64_t>(keep ? 1 : 0) << row;
+      for (const KeepWordsFunction draw : WaysToDraw(target)) {
+        for (const std::size_t count : {4096U, 8U, 16U, 24U, 32U, 40U, 248U}) {
+          std::vector<std::uint64_t> words(count + kGuard, 0x5A5A5A5A5A5A5A5A);
+          args.count = count;
+          args.words = words.data();
+          draw(args);
+          for (std::size_t column = 0; column < count; ++column) {
+            ASSERT_EQ(words[column], want[column])
+                << TargetName(target) << " count " << count << " column " << column;
+          }
+          for (std::size_t i = 0; i < kGuard; ++i) {
+            ASSERT_EQ(words[count + i], 0x5A5A5A5A5A5A5A5A) << "written beyond the end";
+          }
         }
-        ASSERT_EQ(words[column], want) << TargetName(target) << " column " << column;
       }
     }
   }
