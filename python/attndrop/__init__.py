@@ -7,9 +7,14 @@ from . import arrays
 from ._analyze import HeadAnalysis, RowStatistics, analyze
 from ._flash import flash_attn_func, flash_attn_varlen_func
 from ._functional import scaled_dot_product_attention
+from ._hugging_face import register_hf
+from ._head import Head
 from ._masks import SchemeInfo, keep_mask, schemes
+from ._multihead import MultiheadAttention
 from ._patch import patch_sdpa
+from ._replace import replace_attention
 from ._rng import call_offset
+from ._step import set_step
 
 __version__ = "0.1.0"
 
@@ -18,7 +23,9 @@ MASK_FORMAT = 1
 
 __all__ = [
     "MASK_FORMAT",
+    "Head",
     "HeadAnalysis",
+    "MultiheadAttention",
     "RowStatistics",
     "SchemeInfo",
     "__version__",
@@ -29,6 +36,9 @@ __all__ = [
     "flash_attn_varlen_func",
     "keep_mask",
     "patch_sdpa",
+    "replace_attention",
+    "register_hf",
     "scaled_dot_product_attention",
     "schemes",
+    "set_step",
 ]
