@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention weights in full, from the logsumexp of a call: a second pass, O(seqlen_q seqlen_k)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    logsumexp: Tensor,
+    rng: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """Weights (batch, num_heads, seqlen_q, seqlen_k) in the dtype of logsumexp, with gradients.
+
+    Args:
+        query, key: (batch, num_heads, seqlen, head_dim), of the call.
+        attn_mask: as attndrop takes it, broadcastable to the weights.
+        logsumexp: (batch, num_heads, seqlen_q), of the call.
+        rng: the call's, for the weights after dropout; None for those before.
+        options: the call's.
+    """
+    logits = _logits(query, key, attn_mask, logsumexp.dtype, options)
+    at_logits = options.get("stage", "weights") == "logits"
+    keep = factors = None
+    if rng is not None:
+        keep, factors = _masks(logits, attn_mask, rng, not at_logits, options)
+    if at_logits:
+        # The logsumexp of the call is that of the kept keys.
+        if keep is None:
+            return _softmax(logits)
+        logits = logits.masked_fill(~keep.to(logits.device), -torch.inf)
+    empty = logsumexp == -torch.inf
+    weights = (logits - logsumexp.masked_fill(empty, 0.0).unsqueeze(-1)).exp()
+    if factors is not None and not at_logits:
+        weights = weights * factors.to(weights)
+    return weights
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """softmax; zeros in a row of -inf alone."""
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def _logits(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+) -> Tensor:
+    """scale * query key^T + mask in the precision of the logsumexp; -inf where hidden."""
+    with torch.autocast(query.device.type, enabled=False):
+        query = query.to(dtype) * query.shape[-1] ** -0.5
+        logits = query @ key.to(dtype).transpose(-2, -1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        logits = logits.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        logits = logits + attn_mask.to(dtype)
+    if options.get("is_causal"):
+        ones = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        logits = logits.masked_fill(ones.triu(1), -torch.inf)
+    return logits
+
+
+def _masks(
+    logits: Tensor,
+    attn_mask: Tensor | None,
+    rng: Tensor,
+    with_factors: bool,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """What the call kept, and its factors, on the CPU."""
+    mask = None if attn_mask is None else attn_mask.detach()
+    return torch.ops.attndrop.keep_mask(
+        rng, mask, None, None, None, sizes=list(logits.shape), with_factors=with_factors, **options
+    )
