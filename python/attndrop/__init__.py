@@ -7,8 +7,8 @@ from . import arrays
 from ._analyze import HeadAnalysis, RowStatistics, analyze
 from ._flash import flash_attn_func, flash_attn_varlen_func
 from ._functional import scaled_dot_product_attention
-from ._hugging_face import register_hf
 from ._head import Head
+from ._hugging_face import register_hf
 from ._masks import SchemeInfo, keep_mask, schemes
 from ._multihead import MultiheadAttention
 from ._patch import patch_sdpa
@@ -36,8 +36,8 @@ __all__ = [
     "flash_attn_varlen_func",
     "keep_mask",
     "patch_sdpa",
-    "replace_attention",
     "register_hf",
+    "replace_attention",
     "scaled_dot_product_attention",
     "schemes",
     "set_step",
