@@ -2,6 +2,7 @@
 // Problem: an attention call as a value, legal by construction, printable on one line.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -95,7 +96,10 @@ struct ProblemArgs {
   bool alibi = false;  // bias -slope[head] * |i + shift - j|; the slopes are an input of the call
   std::optional<RaggedLengths> ragged{};  // sets batch, seqlen_q and seqlen_k (the longest)
   DropoutConfig dropout{};
-  Coord origin{};                       // where this shard starts in the whole problem
+  Coord origin{};  // where this shard starts in the whole problem
+  // Global batch of each batch entry, or of each sequence of a ragged batch, where they are not
+  // consecutive; batch numbers below 2^32, or none: origin.batch + 0, 1, ...
+  std::vector<std::int64_t> batch_index{};
   std::optional<TotalLengths> total{};  // whole lengths; default: origin + lengths
   Layout layout = Layout::kBhsd;
 };
@@ -141,6 +145,15 @@ class ATTNDROP_EXPORT Problem {
   [[nodiscard]] Stage stage() const noexcept { return args_.dropout.stage; }
   [[nodiscard]] const EmptyRowPolicy& empty_row() const noexcept { return args_.dropout.empty_row; }
   [[nodiscard]] const Coord& origin() const noexcept { return args_.origin; }
+  [[nodiscard]] const std::vector<std::int64_t>& batch_index() const noexcept {
+    return args_.batch_index;
+  }
+  // The batch of entry `batch` in the coordinates of the mask.
+  [[nodiscard]] std::uint32_t global_batch(std::int64_t batch) const noexcept {
+    return args_.batch_index.empty()
+               ? args_.origin.batch + static_cast<std::uint32_t>(batch)
+               : static_cast<std::uint32_t>(args_.batch_index[static_cast<std::size_t>(batch)]);
+  }
   // The lengths of the whole sequence; of a ragged batch, those of the longest.
   [[nodiscard]] const TotalLengths& total() const noexcept { return *args_.total; }
   [[nodiscard]] Layout layout() const noexcept { return args_.layout; }

@@ -130,7 +130,8 @@ bool operator==(const Problem& a, const Problem& b) {
   return same_dropout && x.shape == y.shape && x.dtype == y.dtype && x.is_causal == y.is_causal &&
          x.causal_align == y.causal_align && x.window == y.window && x.scale == y.scale &&
          x.attn_mask == y.attn_mask && x.alibi == y.alibi && x.ragged == y.ragged &&
-         x.origin == y.origin && x.total == y.total && x.layout == y.layout;
+         x.origin == y.origin && x.batch_index == y.batch_index && x.total == y.total &&
+         x.layout == y.layout;
 }
 
 }  // namespace attndrop

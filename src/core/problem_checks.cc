@@ -98,6 +98,28 @@ Status CheckAxis(std::string_view name, std::int64_t origin, std::int64_t length
       "; it is the length of the whole sequence that this problem is a part of");
 }
 
+Status CheckBatchIndex(const ProblemArgs& args) {
+  const std::vector<std::int64_t>& index = args.batch_index;
+  if (index.empty()) return Status::Ok();
+  if (static_cast<std::int64_t>(index.size()) != args.shape.batch) {
+    return Status::InvalidArgument("batch_index must hold one number for each of the " +
+                                   FormatNumber(args.shape.batch) + " entries of the batch, got " +
+                                   FormatNumber(index.size()));
+  }
+  if (args.origin.batch != 0) {
+    return Status::InvalidArgument(
+        "batch_index gives the place of every entry in the whole batch: origin batch must be 0 "
+        "beside it, got " +
+        FormatNumber(args.origin.batch) + "; add it to the numbers of batch_index");
+  }
+  for (std::size_t b = 0; b < index.size(); ++b) {
+    if (index[b] >= 0 && index[b] < kMaxCoordinate) continue;
+    return Status::InvalidArgument("batch_index must hold numbers in 0 .. 2^32 - 1, got " +
+                                   FormatNumber(index[b]) + " at entry " + FormatNumber(b));
+  }
+  return Status::Ok();
+}
+
 Status CheckSquare(const Problem& problem, std::int64_t total_q, std::int64_t total_k) {
   if (!problem.scheme().info.requires_square || total_q == total_k) return Status::Ok();
   return Status::InvalidArgument("scheme \"" + std::string(problem.scheme().info.name) +
@@ -198,7 +220,7 @@ Status CheckShard(const ProblemArgs& args) {
       args.total.value_or(TotalLengths{origin.query + shape.seqlen_q, origin.key + shape.seqlen_k});
   if (status.ok()) status = CheckAxis("query", origin.query, shape.seqlen_q, total.seqlen_q);
   if (status.ok()) status = CheckAxis("key", origin.key, shape.seqlen_k, total.seqlen_k);
-  return status;
+  return status.ok() ? CheckBatchIndex(args) : status;
 }
 
 Status CheckLegality(const Problem& problem) {

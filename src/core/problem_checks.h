@@ -16,7 +16,7 @@ inline constexpr std::int64_t kMaxCoordinate = std::int64_t{1} << 32;
 [[nodiscard]] Status CheckRagged(const RaggedLengths& ragged);
 // Enumerators, window, scale, dropout_p, attempts: values that are wrong on their own.
 [[nodiscard]] Status CheckValues(const ProblemArgs& args);
-// origin and total lengths against the shape.
+// origin, batch_index and total lengths against the shape.
 [[nodiscard]] Status CheckShard(const ProblemArgs& args);
 
 // The legality table of mask format 1, sections 3 to 5: which scheme, policy, rate and shard go

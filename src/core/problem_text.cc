@@ -184,6 +184,7 @@ constexpr Word kWords[] = {
      [](Text t, Args& a) {
        return ReadNumber("offset=", t, "a whole number below 2^64", a.dropout.offset);
      }},
+    {"batch_index=", [](Text t, Args& a) { return ReadNumbers("batch_index=", t, a.batch_index); }},
     {"origin=", [](Text t, Args& a) { return ReadOrigin(t, a.origin); }},
     {"total=", [](Text t, Args& a) { return ReadTotal(t, a.total); }},
     {"layout=", [](Text t, Args& a) { return ReadLayout(t, a.layout); }},
@@ -314,6 +315,9 @@ void AddShard(const Problem& problem, Line& line) {
   const Coord& o = problem.origin();
   if (!(o == Coord{})) {
     line.Add("origin=", JoinNumbers(std::array{o.batch, o.head, o.query, o.key}));
+  }
+  if (!problem.batch_index().empty()) {
+    line.Add("batch_index=", JoinNumbers(problem.batch_index()));
   }
   const AttentionShape& shape = problem.shape();
   const TotalLengths here{o.query + shape.seqlen_q, o.key + shape.seqlen_k};

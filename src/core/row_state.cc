@@ -178,9 +178,8 @@ std::uint32_t KeepField::ForcedWord(const Coord& row) const noexcept {
 }
 
 Coord GlobalCoord(const Problem& problem, const Row& row, std::int64_t global_key) noexcept {
-  const Coord& origin = problem.origin();
-  return {origin.batch + static_cast<std::uint32_t>(row.at.batch),
-          origin.head + static_cast<std::uint32_t>(row.at.head),
+  return {problem.global_batch(row.at.batch),
+          problem.origin().head + static_cast<std::uint32_t>(row.at.head),
           static_cast<std::uint32_t>(row.global_query()), static_cast<std::uint32_t>(global_key)};
 }
 
