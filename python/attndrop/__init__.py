@@ -4,7 +4,15 @@
 from __future__ import annotations
 
 from . import arrays
-from ._analyze import HeadAnalysis, RowStatistics, analyze
+from ._analyze import (
+    Check,
+    HeadAnalysis,
+    OutputChecks,
+    RowChecks,
+    RowStatistics,
+    SimulationCheck,
+    analyze,
+)
 from ._flash import flash_attn_func, flash_attn_varlen_func
 from ._functional import scaled_dot_product_attention
 from ._head import Head
@@ -23,11 +31,15 @@ MASK_FORMAT = 1
 
 __all__ = [
     "MASK_FORMAT",
+    "Check",
     "Head",
     "HeadAnalysis",
     "MultiheadAttention",
+    "OutputChecks",
+    "RowChecks",
     "RowStatistics",
     "SchemeInfo",
+    "SimulationCheck",
     "__version__",
     "analyze",
     "arrays",

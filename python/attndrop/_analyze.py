@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attndrop.analyze: exact statistics of dropout, without sampling."""
+"""attndrop.analyze: exact statistics of dropout, and their check by simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._errors import raise_translated
+from ._errors import raise_translated, refuse_type
 from ._extension import MISSING
 from ._functional import check_optional
 from ._masks import check_sizes, mask_with_four_axes
 from ._options import make_options
-from ._rng import make_rng
+from ._rng import IntLike, make_rng
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,77 @@ class RowStatistics:
 
 
 @dataclass(frozen=True)
+class Check:
+    """An exact figure beside what the drawn masks gave for it, both in the unit of the figure.
+
+    Attributes:
+        exact: by the formula.
+        estimate: over the draws.
+        z: (estimate - exact) / standard error, in standard errors; NaN where there is no score.
+    """
+
+    exact: float
+    estimate: float
+    z: float
+
+
+@dataclass(frozen=True)
+class RowChecks:
+    """The figures of RowStatistics that a simulation can check.
+
+    Attributes:
+        row: query.
+        p_zero, inclusion: chances, in [0, 1].
+        mean_row_sum, var_row_sum: of the row sum, which has no unit.
+    """
+
+    row: int
+    p_zero: Check
+    inclusion: Check
+    mean_row_sum: Check
+    var_row_sum: Check
+
+
+@dataclass(frozen=True)
+class OutputChecks:
+    """Check for every output: float64 (seqlen_q, head_dim_v) each.
+
+    Attributes:
+        exact, estimate: in the unit of value (mean), or in its square (variance).
+        z: in standard errors; NaN where there is no score.
+    """
+
+    exact: Tensor
+    estimate: Tensor
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class SimulationCheck:
+    """The exact figures against masks that were really drawn.
+
+    With correct formulas the scores are close to standard normal, so max_abs_z grows slowly with
+    num_checks: about 3 of a thousand figures lie beyond 3.
+
+    Attributes:
+        draws: masks drawn.
+        rows: one entry for each query.
+        expected_zero_rows: rows of the head.
+        out_mean, out_var: None without value.
+        max_abs_z: largest |z|, in standard errors.
+        num_checks: figures with a score.
+    """
+
+    draws: int
+    rows: list[RowChecks]
+    expected_zero_rows: Check
+    out_mean: OutputChecks | None
+    out_var: OutputChecks | None
+    max_abs_z: float
+    num_checks: int
+
+
+@dataclass(frozen=True)
 class HeadAnalysis:
     """One head.
 
@@ -50,6 +122,7 @@ class HeadAnalysis:
         expected_zero_rows: sum of p_zero.
         out_mean, out_var: float64 (seqlen_q, head_dim_v), or None without value.
         out_var_note: why some variances are NaN; empty when none is.
+        check: the simulation, or None without draws.
     """
 
     rows: list[RowStatistics]
@@ -57,6 +130,7 @@ class HeadAnalysis:
     out_mean: Tensor | None
     out_var: Tensor | None
     out_var_note: str
+    check: SimulationCheck | None = None
 
     def expected_zero_rows_of_model(self, num_heads: int, layers: int) -> float:
         """Expected zero rows of a model whose layers each have num_heads heads like this one."""
@@ -82,8 +156,12 @@ def analyze(
     causal_align: str = "top-left",
     batch: int = 0,
     head: int = 0,
+    draws: int | None = None,
+    draw_seed: IntLike = 0,
 ) -> HeadAnalysis:
     """Exact chance of a zero row, mean and variance of what dropout does to a head.
+
+    The figures come from formulas; draws=N also checks each of them by simulation.
 
     Args:
         seqlen_q, seqlen_k: lengths; seqlen_k defaults to seqlen_q; not needed with query and key.
@@ -92,13 +170,16 @@ def analyze(
         value: (batch, heads, seqlen_k, head_dim_v); with it also the mean and variance of every
             output.
         batch, head: which head of the tensors.
+        draws: also draw so many masks, 2 .. 10^9, and compare; the time is that of drawing them.
+        draw_seed: seed of these masks, 0 .. 2^64 - 1; their offsets are 0 .. draws - 1.
         Others: as in scaled_dot_product_attention.
 
     Raises:
         TypeError, ValueError: as scaled_dot_product_attention.
         NotImplementedError: the compiled kernels are not installed.
 
-    Source: docs/math/README.md lists the formula of each figure.
+    Source: docs/math/README.md lists the formula of each figure, docs/math/simulation.md those of
+    the scores.
     """
     if MISSING:
         raise NotImplementedError(f"attndrop.analyze needs the compiled kernels: {MISSING}")
@@ -110,20 +191,20 @@ def analyze(
         options = make_options(
             scale, is_causal, causal_align, window, scheme, stage, empty_row, None, None
         )
-        rows, out_mean, out_var, note = torch.ops.attndrop.analyze(
+        arguments = (
             _detached(query),
             _detached(key),
             _detached(value),
-            make_rng(dropout_p, 0, 0, True),
+            make_rng(dropout_p, draw_seed, 0, True),
             mask_with_four_axes(_detached(attn_mask)),
             alibi_slopes,
             None,
             None,
-            sizes=sizes,
-            batch=batch,
-            head=head,
-            **options,
         )
+        chosen = {"sizes": sizes, "batch": batch, "head": head, **options}
+        rows, out_mean, out_var, note = torch.ops.attndrop.analyze(*arguments, **chosen)
+        shape = None if value is None else tuple(out_mean.shape)
+        check = None if draws is None else _simulate(draws, shape, arguments, chosen)
     except RuntimeError as error:
         raise_translated(error)
     statistics = [RowStatistics(*map(int, row[:3]), *row[3:]) for row in rows.tolist()]
@@ -133,6 +214,31 @@ def analyze(
         None if value is None else out_mean,
         None if value is None else out_var,
         note,
+        check,
+    )
+
+
+def _simulate(
+    draws: int, shape: tuple[int, ...] | None, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> SimulationCheck:
+    """shape: that of the outputs, None without value."""
+    if not isinstance(draws, int) or isinstance(draws, bool):
+        refuse_type(f"draws must be an integer or None, got {draws!r}")
+    rows, zero_rows, out_mean, out_var, summary = torch.ops.attndrop.simulate(
+        *arguments, draws=draws, **options
+    )
+    max_abs_z, num_checks = summary[0].tolist()
+    return SimulationCheck(
+        draws,
+        [
+            RowChecks(row, *(Check(*figures) for figures in checks))
+            for row, checks in enumerate(rows.view(-1, 4, 3).tolist())
+        ],
+        Check(*zero_rows[0].tolist()),
+        None if shape is None else OutputChecks(*out_mean.T.reshape(3, *shape)),
+        None if shape is None else OutputChecks(*out_var.T.reshape(3, *shape)),
+        max_abs_z,
+        int(num_checks),
     )
 
 

@@ -44,5 +44,11 @@ SCHEMAS = (
         "int[] sizes, int batch, int head, ",
         "Tensor rows, Tensor out_mean, Tensor out_var, str note",
     ),
+    _schema(
+        "simulate",
+        "Tensor? query, Tensor? key, Tensor? value, ",
+        "int[] sizes, int batch, int head, int draws, ",
+        "Tensor rows, Tensor zero_rows, Tensor out_mean, Tensor out_var, Tensor summary",
+    ),
     "schemes() -> str",
 )

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// attndrop::analyze, the exact statistics of one head, and attndrop::schemes.
+// attndrop::analyze and ::simulate, the statistics of one head, and attndrop::schemes.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,27 +80,78 @@ Problem AnalyzedProblem(const OptionalTensors& in, const SideTensors& side,
   return MakeProblem(shape, dtype, side, options);
 }
 
+// The arguments of an operator that looks at one head; the tensors outlive the views of them.
+struct AnalyzeCall {
+  OptionalTensors in;
+  SideTensors side;
+  std::vector<std::int64_t> sizes;
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t draws = 0;  // simulate only
+  Options options;
+
+  [[nodiscard]] Problem MakeProblem() const { return AnalyzedProblem(in, side, sizes, options); }
+
+  [[nodiscard]] AnalyzeOptions Views() const {
+    AnalyzeOptions views{.batch = batch, .head = head, .mask = MaskViews(side)};
+    if (in.query) views.query = InputView(*in.query);
+    if (in.key) views.key = InputView(*in.key);
+    if (in.value) views.value = InputView(*in.value);
+    return views;
+  }
+};
+
+AnalyzeCall TakeCall(Arguments& arguments, bool with_draws) {
+  AnalyzeCall call;
+  call.in.query = arguments.Take<std::optional<Tensor>>();
+  call.in.key = arguments.Take<std::optional<Tensor>>();
+  call.in.value = arguments.Take<std::optional<Tensor>>();
+  call.side = TakeSideTensors(arguments);
+  call.sizes = arguments.Take<std::vector<std::int64_t>>();
+  call.batch = arguments.Take<std::int64_t>();
+  call.head = arguments.Take<std::int64_t>();
+  if (with_draws) call.draws = arguments.Take<std::int64_t>();
+  call.options = TakeOptions(arguments);
+  return call;
+}
+
 void AnalyzeOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   Arguments arguments(stack);
-  const OptionalTensors in{.query = arguments.Take<std::optional<Tensor>>(),
-                           .key = arguments.Take<std::optional<Tensor>>(),
-                           .value = arguments.Take<std::optional<Tensor>>()};
-  const SideTensors side = TakeSideTensors(arguments);
-  const auto sizes = arguments.Take<std::vector<std::int64_t>>();
-  const auto batch = arguments.Take<std::int64_t>();
-  const auto head = arguments.Take<std::int64_t>();
-  const Options options = TakeOptions(arguments);
-
-  const Problem problem = AnalyzedProblem(in, side, sizes, options);
-  AnalyzeOptions analyze{.batch = batch, .head = head, .mask = MaskViews(side)};
-  if (in.query) analyze.query = InputView(*in.query);
-  if (in.key) analyze.key = InputView(*in.key);
-  if (in.value) analyze.value = InputView(*in.value);
-  const HeadAnalysis result = ValueOrThrow(Analyze(problem, analyze));
+  const AnalyzeCall call = TakeCall(arguments, false);
+  const Problem problem = call.MakeProblem();
+  const HeadAnalysis result = ValueOrThrow(Analyze(problem, call.Views()));
   const auto rows = static_cast<std::int64_t>(result.rows.size());
-  const std::int64_t columns = in.value ? problem.shape().head_dim_v : 0;
+  const std::int64_t columns = call.in.value ? problem.shape().head_dim_v : 0;
   Return(stack, RowsTensor(result.rows), Matrix(result.out_mean, rows, columns),
          Matrix(result.out_var, rows, columns), result.out_var_status.message());
+}
+
+// Each check as a row of three: exact, estimate, z.
+Tensor ChecksTensor(const std::vector<Check>& checks) {
+  std::vector<double> figures;
+  figures.reserve(checks.size() * 3);
+  for (const Check& check : checks) {
+    figures.insert(figures.end(), {check.exact, check.estimate, check.z});
+  }
+  return Matrix(figures, static_cast<std::int64_t>(checks.size()), 3);
+}
+
+// The checks of the rows (four a row, in the order of RowChecks), of the head, of out_mean and of
+// out_var, and then max_abs_z and num_checks.
+void SimulateOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  Arguments arguments(stack);
+  const AnalyzeCall call = TakeCall(arguments, true);
+  const Problem problem = call.MakeProblem();
+  const AnalyzeOptions views = call.Views();
+  const HeadAnalysis exact = ValueOrThrow(Analyze(problem, views));
+  const SimulationCheck result = ValueOrThrow(CheckBySimulation(problem, views, exact, call.draws));
+  std::vector<Check> rows;
+  for (const RowChecks& row : result.rows) {
+    rows.insert(rows.end(), {row.p_zero, row.inclusion, row.mean_row_sum, row.var_row_sum});
+  }
+  Return(stack, ChecksTensor(rows), ChecksTensor({result.expected_zero_rows}),
+         ChecksTensor(result.out_mean), ChecksTensor(result.out_var),
+         Matrix({result.max_abs_z, static_cast<double>(result.num_checks)}, 1, 2));
 }
 
 // One line for each scheme: name, summary and parameters (name=default), separated by tabs.
@@ -118,7 +170,10 @@ void SchemesOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(attndrop, CPU, m) { m.impl("analyze", &AnalyzeOp); }
+STABLE_TORCH_LIBRARY_IMPL(attndrop, CPU, m) {
+  m.impl("analyze", &AnalyzeOp);
+  m.impl("simulate", &SimulateOp);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(attndrop, CompositeExplicitAutograd, m) { m.impl("schemes", &SchemesOp); }
 

@@ -39,6 +39,10 @@ STABLE_TORCH_LIBRARY(attndrop, m) {
                "int[] sizes, int batch, int head, ",
                "Tensor rows, Tensor out_mean, Tensor out_var, str note")
             .c_str());
+  m.def(Schema("simulate", "Tensor? query, Tensor? key, Tensor? value, ",
+               "int[] sizes, int batch, int head, int draws, ",
+               "Tensor rows, Tensor zero_rows, Tensor out_mean, Tensor out_var, Tensor summary")
+            .c_str());
   m.def("schemes() -> str");
 }
 
