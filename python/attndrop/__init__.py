@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import arrays
+from . import arrays, plot
 from ._analyze import (
     Check,
     HeadAnalysis,
@@ -48,6 +48,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "keep_mask",
     "patch_sdpa",
+    "plot",
     "register_hf",
     "replace_attention",
     "scaled_dot_product_attention",
