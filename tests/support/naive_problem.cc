@@ -71,7 +71,9 @@ class MaskComputation {
  private:
   void ComputeRow(const SequenceView& view, std::int64_t b, std::int64_t h, std::int64_t i) {
     OracleRow row;
-    row.b = static_cast<std::uint64_t>(b) + args_.origin.batch;
+    row.b = args_.batch_index.empty()
+                ? static_cast<std::uint64_t>(b) + args_.origin.batch
+                : static_cast<std::uint64_t>(args_.batch_index[static_cast<std::size_t>(b)]);
     row.h = static_cast<std::uint64_t>(h) + args_.origin.head;
     row.i = static_cast<std::uint64_t>(i + view.origin_q);
     row.self = i + view.origin_q + view.shift;

@@ -144,6 +144,17 @@ void MoveBatchAndHeads(Random& random, ProblemArgs& args) {
       static_cast<std::uint32_t>(random.Pick<std::int64_t>({0, 1, 5, std::int64_t{1} << 31, last}));
 }
 
+void SetBatchIndex(Random& random, ProblemArgs& args) {
+  args.origin.batch = 0;
+  const std::int64_t batch = args.ragged
+                                 ? static_cast<std::int64_t>(args.ragged->cu_seqlens_q.size()) - 1
+                                 : args.shape.batch;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    args.batch_index.push_back(
+        random.Pick<std::int64_t>({random.Below(10), random.Below(kTwo32), kTwo32 - 1}));
+  }
+}
+
 std::string RandomScheme(Random& random) {
   const std::string name = random.Pick<const char*>(
       {"element", "element", "shared", "key", "word", "query", "head", "block", "symmetric"});
@@ -215,6 +226,7 @@ ProblemArgs RandomProblemArgs(Random& random, const GeneratorOptions& options) {
   } else if (options.shards && random.Chance(0.3)) {
     MakeShard(random, options.far && random.Chance(0.5), args);
   }
+  if (options.batch_index) SetBatchIndex(random, args);
   return args;
 }
 

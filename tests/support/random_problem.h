@@ -22,6 +22,7 @@ struct GeneratorOptions {
   bool shards = true;  // origin and total lengths
   bool far = true;     // coordinates near 2^31 and 2^32
   bool empty = true;   // axes of length 0
+  bool batch_index = false;
 };
 [[nodiscard]] ProblemArgs RandomProblemArgs(Random& random, const GeneratorOptions& options = {});
 

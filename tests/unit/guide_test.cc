@@ -154,6 +154,22 @@ TEST_F(GuideTest, Shards) {
   }
 }
 
+TEST_F(GuideTest, StridedBatch) {
+  attndrop::ProblemArgs whole;
+  whole.shape = {.batch = 6, .num_heads = 8, .seqlen_q = 64, .seqlen_k = 64, .head_dim = 16};
+  whole.dropout = {.dropout_p = 0.1, .seed = 7};
+  attndrop::ProblemArgs part = whole;
+  part.shape.batch = 3;
+  part.batch_index = {1, 3, 5};  // where each entry stands in the whole batch
+  const auto all = attndrop::Problem::Make(whole);
+  const auto odd = attndrop::Problem::Make(part);
+  ASSERT_TRUE(all.ok() && odd.ok());
+  for (std::int64_t key_index = 0; key_index < 64; ++key_index) {
+    EXPECT_EQ(attndrop::KeepAt(*odd, {}, {2, 1, 5, key_index})->keep,
+              attndrop::KeepAt(*all, {}, {5, 1, 5, key_index})->keep);
+  }
+}
+
 TEST_F(GuideTest, Ragged) {
   attndrop::ProblemArgs args;
   args.shape = {.num_heads = 8, .head_dim = 64};  // batch and lengths follow from the lists

@@ -117,6 +117,16 @@ TEST(ProblemTest, SequenceOfADenseProblem) {
   EXPECT_TRUE(problem.covers_part_of_keys());
 }
 
+TEST(ProblemTest, GlobalBatchOfAnEntry) {
+  ProblemArgs args = SmallArgs();
+  args.origin.batch = 7;
+  EXPECT_EQ(MustMake(args).global_batch(1), 8U);
+  args.origin.batch = 0;
+  args.batch_index = {5, 3};
+  EXPECT_EQ(MustMake(args).global_batch(0), 5U);
+  EXPECT_EQ(MustMake(args).global_batch(1), 3U);
+}
+
 TEST(ProblemTest, SequencesOfARaggedBatch) {
   ProblemArgs args = SmallArgs();
   args.causal_align = CausalAlign::kBottomRight;
@@ -166,6 +176,7 @@ TEST(ProblemTest, EachArgumentThatMattersMakesAnotherProblem) {
       [](ProblemArgs& a) { a.dropout.offset = 1; },
       [](ProblemArgs& a) { a.dropout.training = false; },
       [](ProblemArgs& a) { a.origin.head = 1; },
+      [](ProblemArgs& a) { a.batch_index = {1, 0}; },
       [](ProblemArgs& a) { a.total = TotalLengths{3, 6}; },
       [](ProblemArgs& a) { a.layout = Layout::kPadded; },
   };

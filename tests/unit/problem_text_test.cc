@@ -52,6 +52,13 @@ TEST(ProblemTextTest, SaysEverythingThatMatters) {
             "origin=1,2,3,4 total=5000,6000 layout=reversed");
 }
 
+TEST(ProblemTextTest, BatchIndexStandsBesideTheOriginOfTheOtherAxes) {
+  ProblemArgs args = SmallArgs();
+  args.batch_index = {7, 0};
+  args.origin.head = 2;
+  EXPECT_EQ(LineOf(args), "b2 h4 q3 k5 d8 f32 origin=0,2,0,0 batch_index=7,0");
+}
+
 TEST(ProblemTextTest, RaggedLengthsStandInsteadOfSizes) {
   ProblemArgs args = SmallArgs();
   args.ragged = RaggedLengths{{0, 3, 8}, {0, 4, 4}, {1, 5}, {}};

@@ -127,6 +127,19 @@ TEST(RefusalsTest, Shards) {
        {"total key must be in 15 (origin + length here) .. 2^32, got 14"}},
       {[](A& a) { a.total = TotalLengths{3, kTwo32 + 1}; }, {"total key must be in", "4294967297"}},
   });
+  ExpectRefused({
+      {[](A& a) { a.batch_index = {3}; },
+       {"batch_index must hold one number for each of the 2 entries of the batch, got 1"}},
+      {[](A& a) {
+         a.batch_index = {3, 4};
+         a.origin.batch = 1;
+       },
+       {"origin batch must be 0 beside it, got 1"}},
+      {[](A& a) { a.batch_index = {3, -1}; },
+       {"batch_index must hold numbers in 0 .. 2^32 - 1, got -1 at entry 1"}},
+      {[](A& a) { a.batch_index = {kTwo32, 1}; },
+       {"batch_index must hold numbers in 0 .. 2^32 - 1, got 4294967296 at entry 0"}},
+  });
   ProblemArgs last = SmallArgs();
   last.origin = {kLast - 1, kLast - 3, kLast - 2, kLast - 4};
   EXPECT_TRUE(Problem::Make(last).ok()) << "the last coordinates are legal";
