@@ -121,17 +121,17 @@ struct GradLogitsGroup {
     const std::size_t offset = at.offset;
     const std::size_t place = at.row * args.width + offset;
     const VF weights = hn::LoadU(d, args.weights + place);
-    VF kept_weights = weights;
+    VF kept_weights = hn::Mul(weights, factor);
     if constexpr (kKept) {
       if (args.special != nullptr && args.special[key] != 0) {
         const MF special = LaneMask(d, args.special[key], offset);
         const VF ratio = hn::Set(d, args.special_ratio);
         grad_weights = hn::IfThenElse(special, hn::Mul(grad_weights, ratio), grad_weights);
-        factor = hn::IfThenElse(special, hn::Mul(factor, ratio), factor);
+        kept_weights = hn::IfThenElse(special, hn::Mul(kept_weights, ratio), kept_weights);
       }
       const MF kept = LaneMask(d, args.masks.kept[key], offset);
       grad_weights = hn::IfThenElseZero(kept, grad_weights);
-      kept_weights = hn::IfThenElseZero(kept, hn::Mul(weights, factor));
+      kept_weights = hn::IfThenElseZero(kept, kept_weights);
     }
     VF grad_logits = hn::Mul(weights, hn::Sub(grad_weights, delta));
     if constexpr (kPart) {

@@ -140,14 +140,15 @@ HWY_INLINE VF FiniteDifference(DF d, VF a, VF b) {
   return hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
 }
 
-// How a tile's weights meet what is kept.
-enum class Keeping {
-  kAll,       // nothing is dropped
-  kInPlace,   // every row of weights has a kept one
-  kCompacts,  // rows that nothing keeps are left out
+// What the loop over a tile's weights must do.
+struct WeightsForm {
+  bool part = false;      // hide what takes no part
+  bool kept = false;      // hide what is not kept
+  bool compacts = false;  // leave rows out
+  bool infinite = false;
 };
 
-template <bool kPart, Keeping kKeeping, bool kInfinite, int C>
+template <WeightsForm kForm, int C>
 HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   const DF d;
   // Copies, for the compiler must take any store of a vector for a change of args.
@@ -167,8 +168,8 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   for (std::size_t i = 0; i < list.count; ++i) {
     const std::size_t key = list.keys[i];
     const float* const row = rows + i * width;
-    float* const kept_row = rows + (kKeeping == Keeping::kCompacts ? kept : i) * width;
-    if constexpr (kKeeping == Keeping::kCompacts) {
+    float* const kept_row = rows + (kForm.compacts ? kept : i) * width;
+    if constexpr (kForm.compacts) {
       kept += kept < kept_list.count && kept_list.keys[kept] == key ? 1 : 0;
     }
     HWY_UNROLL(4)
@@ -176,13 +177,13 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
       const std::size_t offset = static_cast<std::size_t>(c) * kLanes;
       const VF logits = hn::LoadU(d, row + offset);
       VF x = hn::Sub(logits, largest[c]);
-      if constexpr (kInfinite) x = FiniteDifference(d, logits, largest[c]);
+      if constexpr (kForm.infinite) x = FiniteDifference(d, logits, largest[c]);
       VF weights = Exp2(d, x);
-      if constexpr (kPart) {
+      if constexpr (kForm.part) {
         weights = hn::IfThenElseZero(LaneMaskAt(d, masks.part + key, lane + offset), weights);
       }
       sums[c] = hn::Add(sums[c], weights);
-      if constexpr (kKeeping != Keeping::kAll) {
+      if constexpr (kForm.kept) {
         weights = hn::IfThenElseZero(LaneMaskAt(d, masks.kept + key, lane + offset), weights);
       }
       // A row that nothing keeps is written over by the next one, or is the last.
@@ -194,25 +195,25 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
   }
 }
 
-template <bool kPart, Keeping kKeeping, bool kInfinite>
+template <WeightsForm kForm>
 HWY_INLINE void WeightsTile(const WeightsArgs& args) {
-  ForEachPanel(args.lanes, [&args]<int C>(std::size_t lane) HWY_ATTR {
-    WeightsPanel<kPart, kKeeping, kInfinite, C>(args, lane);
-  });
+  ForEachPanel(args.lanes,
+               [&args]<int C>(std::size_t lane) HWY_ATTR { WeightsPanel<kForm, C>(args, lane); });
 }
 
 template <bool kPart>
 HWY_INLINE void WeightsOf(const WeightsArgs& args) {
-  const bool drops = args.masks.kept != nullptr;
-  // The rare and slow case has fewer forms.
+  const bool kept = args.masks.kept != nullptr;
+  const bool compacts = args.kept_list.count < args.list.count;
+  // The rare and slow case has fewer forms: rows that all stay may be compacted.
   if (args.infinite) {
-    return drops ? WeightsTile<kPart, Keeping::kCompacts, true>(args)
-                 : WeightsTile<kPart, Keeping::kAll, true>(args);
+    return kept ? WeightsTile<WeightsForm{kPart, true, true, true}>(args)
+                : WeightsTile<WeightsForm{kPart, false, true, true}>(args);
   }
-  if (!drops) return WeightsTile<kPart, Keeping::kAll, false>(args);
-  return args.kept_list.count == args.list.count
-             ? WeightsTile<kPart, Keeping::kInPlace, false>(args)
-             : WeightsTile<kPart, Keeping::kCompacts, false>(args);
+  if (kept && compacts) return WeightsTile<WeightsForm{kPart, true, true}>(args);
+  if (kept) return WeightsTile<WeightsForm{kPart, true, false}>(args);
+  if (compacts) return WeightsTile<WeightsForm{kPart, false, true}>(args);
+  return WeightsTile<WeightsForm{kPart, false, false}>(args);
 }
 
 inline void Weights(const WeightsArgs& args) {

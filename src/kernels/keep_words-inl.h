@@ -209,6 +209,50 @@ inline void KeepWords(const KeepWordsArgs& args) {
   for (; first < pairs; ++first) KeepWordPairs<1>(args, first);
 }
 
+// One row: a vector of Philox calls gives eight columns a lane, of which the other three rows go to
+// waste. For schemes whose queries share their draws.
+inline void KeepRow(const KeepRowArgs& args) {
+  const DU64 d;
+  const DU16 d16;
+  const std::size_t place = args.row % 4;  // of the row among the four halves of a lane
+  alignas(64) std::uint16_t nibbles[2][kRowLanes];
+  for (std::size_t first = 0; first < args.count; first += kQuadLanes) {
+    PhiloxVectors x;
+    x.w[0] = hn::Set(d, args.row / 4);
+    x.w[1] = hn::Iota(d, args.column / 8 + first);
+    x.w[2] = hn::Set(d, args.h);
+    x.w[3] = hn::Set(d, args.b);
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      PhiloxRound(args.tables->k0[round], args.tables->k1[round], x);
+    }
+    std::uint64_t ties[2];
+    for (std::size_t half = 0; half < 2; ++half) {
+      hn::Mask<DU16> found;
+      hn::Store(Outcomes(*args.tables, Halves(x.w[2 * half], x.w[2 * half + 1]), found), d16,
+                nibbles[half]);
+      ties[half] = RowBits(d16, found);
+    }
+    const std::size_t valid = std::min(kQuadLanes, args.count - first);
+    for (std::size_t lane = 0; lane < valid; ++lane) {
+      const std::size_t at = 4 * lane + place;
+      unsigned octet = 0;
+      for (std::size_t half = 0; half < 2; ++half) {
+        unsigned nibble = nibbles[half][at] & 0xFU;
+        if (((ties[half] >> at) & 1U) != 0) {
+          const std::size_t column = 8 * (first + lane) + 4 * half;
+          nibble = FieldNibble(args.tables->table, args.tables->key,
+                               {.r = args.row,
+                                .c = args.column + static_cast<std::uint32_t>(column),
+                                .h = args.h,
+                                .b = args.b});
+        }
+        octet |= nibble << (4 * half);
+      }
+      args.octets[first + lane] = static_cast<std::uint8_t>(octet);
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace attndrop
 HWY_AFTER_NAMESPACE();

@@ -38,6 +38,17 @@ struct KeepWordsArgs {
   std::uint64_t* words = nullptr;
 };
 
+// Bit i of octets[j] is the field's bit at (row, column + 8 * j + i).
+struct KeepRowArgs {
+  const KeepWordsTables* tables = nullptr;
+  std::uint32_t row = 0;
+  std::uint32_t column = 0;  // a multiple of 8
+  std::uint32_t h = 0;
+  std::uint32_t b = 0;
+  std::size_t count = 0;  // octets
+  std::uint8_t* octets = nullptr;
+};
+
 using KeepWordsFunction = void (*)(const KeepWordsArgs&);
 
 // Rewrites the bits of those rows of words[0 .. 3], columns first_column .. + 3, by the scalar

@@ -32,7 +32,8 @@ constexpr Kernels MakeKernels(Target target) noexcept {
           .accumulate_rows = &AccumulateRows,
           .transpose = &Transpose,
           .scale_lanes = &ScaleLanes,
-          .keep_words = &KeepWords};
+          .keep_words = &KeepWords,
+          .keep_row = &KeepRow};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -52,7 +52,7 @@ struct KeyList {
 struct TileMasks {
   const float* bias = nullptr;          // [key][width], in units of the logits
   const std::uint64_t* part = nullptr;  // [key]: takes part in the softmax
-  const std::uint64_t* kept = nullptr;  // [key]: contributes to out, where that differs from part
+  const std::uint64_t* kept = nullptr;  // [key]: contributes to out, where some lanes do not
 };
 
 // logits[i][query] = sum over dims of key * query, i in the list; largest = max(largest, logits).
@@ -79,8 +79,8 @@ struct MaskLogitsArgs {
 };
 
 // logits -> exp2(logits - largest), 0 where it takes no part; sums over the tile before what is not
-// kept becomes 0. Rows of keys that nothing keeps are left out: afterwards weights holds the rows
-// of kept_list.
+// kept becomes 0. Rows of keys that are not in kept_list are left out: afterwards weights holds the
+// rows of kept_list.
 struct WeightsArgs {
   TileMasks masks{};
   KeyList list{};
@@ -134,8 +134,7 @@ struct WeightsAgainArgs {
 };
 
 // grad_weights = value . grad_out; grad_logits = weights * (kept * grad_weights - delta), where
-// weights becomes kept * weights * factor. Without kept words weights stay as they are (then every
-// factor is 1), and so do the rows of keys that are not in kept_list.
+// weights becomes kept * weights * factor; rows of keys that are not in kept_list stay as they are.
 struct GradLogitsArgs {
   const float* grad_out = nullptr;  // [head_dim_v][width], times the row's factor
   std::size_t head_dim = 0;
@@ -183,6 +182,7 @@ struct Kernels {
   // x[dim][lane] *= factor[lane]
   void (*scale_lanes)(float* x, std::size_t dims, std::size_t width, const float* factor);
   KeepWordsFunction keep_words;
+  void (*keep_row)(const KeepRowArgs&);
 };
 
 // Null when the program or the machine has no such kernels.
