@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "kernels/float_rows.h"
+#include "kernels/lane_rows.h"
 #include "kernels/tile_words.h"
 
 namespace attndrop {
@@ -33,11 +33,11 @@ bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexc
   return true;
 }
 
-void BlockPreparation::Run(const QueryBlock& block, std::int64_t index, HeadInFlight& flight,
-                           float* buffer) const {
+void BlockPreparation::Run(std::int64_t batch, std::int64_t head, std::int64_t index,
+                           HeadInFlight& flight, float* buffer) const {
   BlockRecord& record = *new (&flight.blocks[index]) BlockRecord;
-  record.block = block;
   TileWordSource source(problem_, buffers_.mask, kernels_);
+  record.block = source.Block(batch, head, index);
   source.FindBlockState(record.block, record.state);
   const std::size_t lanes = static_cast<std::size_t>(index) * kBlockQueries;
   float* const query = flight.query + lanes * sizes_.head_dim;
@@ -59,7 +59,7 @@ bool BlockPreparation::LoadLanes(const QueryBlock& block, const Strided<const vo
   const RowReader reader(problem_.dtype(), array, ArrayBatch(problem_, block.batch), block.head,
                          block.sequence.first_row_q);
   const std::size_t count = block.lane_end - block.lane_begin;
-  const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, cols, buffer);
+  const TileRows rows = ReadLanes(reader, block, QueryLanes(block), cols, buffer);
   if (count < block.width) std::fill_n(lanes, cols * block.width, 0.0F);
   kernels_.transpose(rows.data, rows.stride, count, cols, lanes + block.lane_begin,
                      Stride(block.width));

@@ -25,9 +25,10 @@ class BlockPreparation {
                    const BackwardSizes& sizes) noexcept
       : problem_(problem), kernels_(kernels), buffers_(buffers), sizes_(sizes) {}
 
-  // Writes record `index` of the head: query and grad_out into lanes, scaled; grad_query zero;
+  // Writes record `index` of a head: query and grad_out into lanes, scaled; grad_query zero;
   // logsumexp, delta and factors of its rows. buffer: room for two sets of rows.
-  void Run(const QueryBlock& block, std::int64_t index, HeadInFlight& flight, float* buffer) const;
+  void Run(std::int64_t batch, std::int64_t head, std::int64_t index, HeadInFlight& flight,
+           float* buffer) const;
 
  private:
   // Rows of a block into lanes [cols][width]; false when some number is not finite.

@@ -17,8 +17,8 @@
 #include "core/head_rows.h"
 #include "kernels/backward_memory.h"
 #include "kernels/backward_prepare.h"
-#include "kernels/float_rows.h"
 #include "kernels/fused.h"
+#include "kernels/lane_rows.h"
 #include "kernels/mask_gradient.h"
 #include "kernels/tile_words.h"
 
@@ -132,9 +132,8 @@ class BackwardRun {
   void PrepareBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
     if (index == 0) ClearUnusedRows(slot);
     if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
-    const QueryBlock block = MakeBlock(problem_, slot.batch, slot.head, index);
     BlockPreparation(problem_, kernels_, buffers_, sizes_)
-        .Run(block, index, *slot.flight, memory.rows);
+        .Run(slot.batch, slot.head, index, *slot.flight, memory.rows);
   }
 
   // ---- tiles ----
@@ -284,13 +283,8 @@ class BackwardRun {
     args.width = block.width;
     args.first_query = std::max(block.lane_begin, lanes.begin);
     args.queries = std::min(block.lane_end, lanes.end) - args.first_query;
-    const std::int64_t first = block.local_query(args.first_query);
-    if (reader.in_place() && cols == args.padded_dim) {
-      args.rows = reader.Rows(first, args.queries, cols, buffer);
-    } else {
-      reader.CopyPadded(first, args.queries, cols, args.padded_dim, buffer);
-      args.rows = {buffer, Stride(args.padded_dim)};
-    }
+    args.rows = ReadPaddedLanes(reader, block, {args.first_query, args.first_query + args.queries},
+                                cols, args.padded_dim, buffer);
     kernels_.accumulate_rows(args);
   }
 
@@ -365,16 +359,7 @@ class BackwardRun {
     alignas(64) float scale[kBlockQueries];
     std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale()));
     kernels_.scale_lanes(lanes, sizes_.head_dim, block.width, scale);
-    const std::size_t count = block.lane_end - block.lane_begin;
-    const std::int64_t first = block.local_query(block.lane_begin);
-    if (float* const place = writer.InPlace(first); place != nullptr) {
-      kernels_.transpose(lanes + block.lane_begin, Stride(block.width), sizes_.head_dim, count,
-                         place, writer.row_stride());
-      return;
-    }
-    kernels_.transpose(lanes + block.lane_begin, Stride(block.width), sizes_.head_dim, count,
-                       memory.rows, Stride(sizes_.head_dim));
-    writer.Write(first, count, sizes_.head_dim, memory.rows, sizes_.head_dim);
+    WriteLanes(kernels_, {lanes, block.width, sizes_.head_dim}, block, writer, memory.rows);
   }
 
   // Rows of a ragged batch that no sequence uses become zero.

@@ -11,8 +11,8 @@
 #include "core/arena.h"
 #include "core/array_view.h"
 #include "core/head_rows.h"
-#include "kernels/float_rows.h"
 #include "kernels/fused.h"
+#include "kernels/lane_rows.h"
 #include "kernels/tile_words.h"
 
 namespace attndrop {
@@ -92,7 +92,7 @@ class ForwardWorker {
   }
 
   void Start(std::int64_t batch, std::int64_t head, std::int64_t index, BlockWork& work) {
-    work.block = MakeBlock(problem_, batch, head, index);
+    work.block = source_.Block(batch, head, index);
     const QueryBlock& block = work.block;
     const std::ptrdiff_t slot = &work - works_;
     work.query = query_ + static_cast<std::size_t>(slot) * head_dim_ * kBlockQueries;
@@ -117,7 +117,7 @@ class ForwardWorker {
     const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
                            block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
-    const TileRows rows = reader.Rows(block.local_query(block.lane_begin), count, head_dim_, rows_);
+    const TileRows rows = ReadLanes(reader, block, QueryLanes(block), head_dim_, rows_);
     if (count < block.width) std::fill_n(query, head_dim_ * block.width, 0.0F);
     kernels_.transpose(rows.data, rows.stride, count, head_dim_, query + block.lane_begin,
                        Stride(block.width));
@@ -132,8 +132,8 @@ class ForwardWorker {
     const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
                            block.sequence.first_row_q);
     const std::size_t count = block.lane_end - block.lane_begin;
-    const Bf16Rows rows = reader.PairRows(block.local_query(block.lane_begin), count, head_dim_,
-                                          reinterpret_cast<std::uint16_t*>(key_copy_));
+    const Bf16Rows rows = ReadLanePairs(reader, block, QueryLanes(block), head_dim_,
+                                        reinterpret_cast<std::uint16_t*>(key_copy_));
     for (std::size_t row = 0; row < count; ++row) {
       std::memcpy(rows_ + row * (head_dim_ / 2), rows.Row(row), head_dim_ * sizeof(std::uint16_t));
     }
@@ -334,18 +334,9 @@ class ForwardWorker {
 
   void Write(const BlockWork& work) {
     const QueryBlock& block = work.block;
-    const std::size_t count = block.lane_end - block.lane_begin;
-    const std::int64_t first = block.local_query(block.lane_begin);
     const RowWriter out(problem_.dtype(), buffers_.out, ArrayBatch(block.batch), block.head,
                         block.sequence.first_row_q);
-    const float* const lanes = work.out + block.lane_begin;
-    if (float* const place = out.InPlace(first); place != nullptr) {
-      kernels_.transpose(lanes, Stride(block.width), head_dim_v_, count, place, out.row_stride());
-    } else {
-      kernels_.transpose(lanes, Stride(block.width), head_dim_v_, count, rows_,
-                         Stride(head_dim_v_));
-      out.Write(first, count, head_dim_v_, rows_, head_dim_v_);
-    }
+    WriteLanes(kernels_, {work.out, block.width, head_dim_v_}, block, out, rows_);
     WriteLogsumexp(work);
   }
 

@@ -53,18 +53,18 @@ float* MaskGradient::Sum(std::int64_t batch, std::int64_t head, std::int64_t que
 }
 
 void MaskGradient::AddOwned(const GradLogitsTile& tile) const noexcept {
-  const MaskForm& form = problem_->attn_mask();
-  if (!form.per_key) return;
+  if (!problem_->attn_mask().per_key) return;
   const QueryBlock& block = tile.block;
   const LaneRange lanes = LanesOf(tile);
-  const std::int64_t query_stride = form.per_query ? sizes_[3] : 0;
-  float* const first = Sum(block.batch, block.head, block.local_query(lanes.begin), tile.first_key);
+  float* rows[kBlockQueries];
+  for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane) {
+    rows[lane] = Sum(block.batch, block.head, block.local_query(lane), tile.first_key);
+  }
   const KeyList keys = tile.words.parts();
   for (std::size_t i = 0; i < keys.count; ++i) {
     const float* const grad = tile.grad_logits + i * block.width;
-    float* sum = first + keys.keys[i];
-    for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane, sum += query_stride) {
-      *sum += grad[lane];
+    for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane) {
+      rows[lane][keys.keys[i]] += grad[lane];
     }
   }
 }
@@ -73,15 +73,14 @@ void MaskGradient::AddOrdered(const GradLogitsTile& tile, std::int64_t slot) con
   if (row_sums_ == nullptr) return;
   const QueryBlock& block = tile.block;
   const LaneRange lanes = LanesOf(tile);
-  float* const rows =
-      row_sums_ + slot * problem_->shape().seqlen_q + block.local_query(lanes.begin);
+  float* const rows = row_sums_ + slot * problem_->shape().seqlen_q;
   const KeyList keys = tile.words.parts();
   for (std::size_t lane = lanes.begin; lane < lanes.end; ++lane) {
     float sum = 0.0F;
     for (std::size_t i = 0; i < keys.count; ++i) {
       sum += tile.grad_logits[i * block.width + lane];
     }
-    rows[lane - lanes.begin] += sum;
+    rows[block.local_query(lane)] += sum;
   }
 }
 

@@ -7,8 +7,8 @@ namespace {
 
 // Keys that all 64 lanes see, unused ones included, so that their words are all ones.
 KeyRange FullRange(const Problem& problem, const QueryBlock& block) noexcept {
-  const std::int64_t first = block.first + block.sequence.shift;
-  const std::int64_t last = first + static_cast<std::int64_t>(kBlockQueries) - 1;
+  const std::int64_t first = block.global_query(0) + block.sequence.shift;
+  const std::int64_t last = block.global_query(kBlockQueries - 1) + block.sequence.shift;
   KeyRange full{0, block.sequence.total_k};
   if (problem.is_causal()) full.end = std::min(full.end, first + 1);
   const Window& window = problem.window();
@@ -46,6 +46,15 @@ std::int64_t MostBlocks(const Problem& problem) noexcept {
   return most;
 }
 
+// Ranges move to the right with the query, so the first and last query bound them all.
+void FindKeys(const Problem& problem, QueryBlock& block) noexcept {
+  const Sequence& sequence = block.sequence;
+  const KeyRange first = WholeKeyRange(problem, sequence, block.global_query(block.lane_begin));
+  const KeyRange last = WholeKeyRange(problem, sequence, block.global_query(block.lane_end - 1));
+  block.keys = LocalKeyRange(sequence, {first.begin, last.end});
+  block.full = FullRange(problem, block);
+}
+
 QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t head,
                      std::int64_t index) noexcept {
   const auto block_queries = static_cast<std::int64_t>(kBlockQueries);
@@ -59,11 +68,7 @@ QueryBlock MakeBlock(const Problem& problem, std::int64_t batch, std::int64_t he
   block.lane_begin = static_cast<std::size_t>(begin - block.first);
   block.lane_end = static_cast<std::size_t>(end - block.first);
   block.width = WidthFor(block.lane_end);
-  // Ranges move to the right with the query, so the first and last query bound them all.
-  const KeyRange first = WholeKeyRange(problem, sequence, begin);
-  const KeyRange last = WholeKeyRange(problem, sequence, end - 1);
-  block.keys = LocalKeyRange(sequence, {first.begin, last.end});
-  block.full = FullRange(problem, block);
+  FindKeys(problem, block);
   return block;
 }
 

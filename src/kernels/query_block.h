@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,8 +12,9 @@
 
 namespace attndrop {
 
-// Up to 64 queries of one head, at a multiple of 64 in global coordinates. Lane i is global query
-// first + i; lanes outside [lane_begin, lane_end) are no queries of this problem.
+// Up to 64 queries of one head, in ascending order. Lane i is global query first + i, and first a
+// multiple of 64; or, in an ordered block (tile_field.h), query first + order[i]. Lanes outside
+// [lane_begin, lane_end) are no queries of this problem.
 struct QueryBlock {
   std::int64_t batch = 0;
   std::int64_t head = 0;
@@ -23,9 +25,21 @@ struct QueryBlock {
   Sequence sequence;
   KeyRange keys;  // local: the union of what its queries see inside causal and window
   KeyRange full;  // local: what all lanes see
+  bool is_ordered = false;
+  std::array<std::uint16_t, kBlockQueries> order{};
+  std::uint64_t row_draws = 0;  // of an ordered block: the one draw of each lane's row
 
+  [[nodiscard]] std::int64_t global_query(std::size_t lane) const noexcept {
+    return first + static_cast<std::int64_t>(is_ordered ? order[lane] : lane);
+  }
   [[nodiscard]] std::int64_t local_query(std::size_t lane) const noexcept {
-    return first + static_cast<std::int64_t>(lane) - sequence.origin_q;
+    return global_query(lane) - sequence.origin_q;
+  }
+  // Lanes whose queries come before a global one; any number below 0 or above 64 stands for none
+  // and all.
+  [[nodiscard]] std::int64_t LanesBefore(std::int64_t query) const noexcept {
+    if (!is_ordered) return query - first;
+    return std::lower_bound(order.begin(), order.end(), query - first) - order.begin();
   }
 };
 
@@ -63,6 +77,9 @@ void ForEachPart(const QueryBlock& block, const KeyRange& seen, const F& f) {
                                    std::int64_t index) noexcept;
 
 inline constexpr std::uint64_t kAllLanes = ~std::uint64_t{0};
+
+// Finds keys and full of a block whose queries are known.
+void FindKeys(const Problem& problem, QueryBlock& block) noexcept;
 
 // A word of lanes first .. last, both included and clipped to 0 .. 63.
 [[nodiscard]] std::uint64_t LaneInterval(std::int64_t first, std::int64_t last) noexcept;

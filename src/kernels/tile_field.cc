@@ -3,12 +3,15 @@
 #include "kernels/tile_field.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "kernels/bit_matrix.h"
 
 namespace attndrop {
 namespace {
+
+constexpr std::int64_t kOrderedQueries = 512;
 
 // Neighbours on an axis that share a coordinate.
 std::uint32_t RunOf(AxisMap axis, std::uint32_t param) noexcept {
@@ -32,7 +35,7 @@ Coord TileField::At(const QueryBlock& block, std::size_t lane,
                     std::int64_t global_key) const noexcept {
   const Coord& origin = problem_.origin();
   return {problem_.global_batch(block.batch), origin.head + static_cast<std::uint32_t>(block.head),
-          static_cast<std::uint32_t>(block.first + static_cast<std::int64_t>(lane)),
+          static_cast<std::uint32_t>(block.global_query(lane)),
           static_cast<std::uint32_t>(global_key)};
 }
 
@@ -114,13 +117,59 @@ void TileField::FillSymmetric(const QueryBlock& block, const KeyRange& keys,
 // Whole rows share a draw: the field's column 0.
 void TileField::FillRows(const QueryBlock& block, const KeyRange& keys,
                          std::uint64_t* words) const {
+  std::fill(words, words + keys.size(),
+            block.is_ordered ? block.row_draws : RowDraws(block, block.first));
+}
+
+// Draws of 64 rows from global query `first` on, a multiple of 64.
+std::uint64_t TileField::RowDraws(const QueryBlock& block, std::int64_t first) const {
   std::uint64_t columns[8];
   KeepWordsArgs args = FieldOf(block);
-  args.row = static_cast<std::uint32_t>(block.first);
+  args.row = static_cast<std::uint32_t>(first);
   args.count = 8;
   args.words = columns;
   kernels_.keep_words(args);
-  std::fill(words, words + keys.size(), columns[0]);
+  return columns[0];
+}
+
+bool TileField::OrdersRows() const noexcept {
+  const SchemeInfo& scheme = problem_.scheme().info;
+  const bool draws = !problem_.drops_nothing() && !problem_.drops_everything();
+  return draws && scheme.query_axis == AxisMap::kIdentity && scheme.key_axis == AxisMap::kConstant;
+}
+
+void TileField::OrderByDraw(QueryBlock& block) const {
+  const Sequence& sequence = block.sequence;
+  const std::int64_t first = block.first / kOrderedQueries * kOrderedQueries;
+  const std::int64_t begin = std::max(sequence.origin_q, first) - first;
+  const std::int64_t end =
+      std::min(sequence.origin_q + sequence.seqlen_q, first + kOrderedQueries) - first;
+  std::uint64_t draws[kOrderedQueries / 64] = {};
+  std::int64_t kept = 0;
+  for (std::int64_t i = begin / 64; i <= (end - 1) / 64; ++i) {
+    draws[i] = RowDraws(block, first + 64 * i);
+    kept += std::popcount(draws[i] & LaneInterval(begin - 64 * i, end - 1 - 64 * i));
+  }
+  // Places in the order that the block takes: as many rows stand before it as without an order.
+  const std::int64_t place_begin =
+      block.first + static_cast<std::int64_t>(block.lane_begin) - first - begin;
+  std::int64_t next[2] = {kept, 0};  // place of the next row that is lost, kept
+  std::size_t lane = block.lane_begin;
+  for (std::int64_t row = begin; row < end && lane < block.lane_end; ++row) {
+    const std::uint64_t keep = (draws[row / 64] >> (row % 64)) & 1U;
+    const std::int64_t place = next[keep]++ - place_begin;
+    if (place < 0 || place >= static_cast<std::int64_t>(block.lane_end - block.lane_begin))
+      continue;
+    block.order[lane] = static_cast<std::uint16_t>(row);
+    block.row_draws |= keep << lane++;
+  }
+  std::fill(block.order.begin(), block.order.begin() + block.lane_begin,
+            block.order[block.lane_begin]);
+  std::fill(block.order.begin() + block.lane_end, block.order.end(),
+            block.order[block.lane_end - 1]);
+  block.first = first;
+  block.is_ordered = true;
+  FindKeys(problem_, block);
 }
 
 // All rows share the draws of a key: the field's row 0.

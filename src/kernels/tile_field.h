@@ -18,6 +18,11 @@ class TileField {
 
   // keys: local, at most kTileKeys of them. Of a problem that drops some weights and keeps others.
   void Fill(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
+  // Whole rows share a draw: then most work is saved if rows that are kept stand in blocks of their
+  // own. Among the 512 queries around a block, those that are kept come first; the block takes as
+  // many of them as before, from the same place on.
+  [[nodiscard]] bool OrdersRows() const noexcept;
+  void OrderByDraw(QueryBlock& block) const;
   // One bit, of any attempt.
   [[nodiscard]] bool Bit(const QueryBlock& block, std::size_t lane, std::int64_t global_key,
                          std::uint32_t attempt) noexcept {
@@ -33,6 +38,7 @@ class TileField {
   void FillPatches(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
   [[nodiscard]] std::uint64_t PatchWord(const QueryBlock& block, std::int64_t key,
                                         std::uint32_t block_q);
+  [[nodiscard]] std::uint64_t RowDraws(const QueryBlock& block, std::int64_t first) const;
   void FillOneByOne(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
   [[nodiscard]] Coord At(const QueryBlock& block, std::size_t lane,
                          std::int64_t global_key) const noexcept;

@@ -17,13 +17,13 @@ constexpr double kLargestBias = 3.0e38;
 // The queries of a block that see global key `key` inside causal and window.
 std::uint64_t GeometryWord(const Problem& problem, const QueryBlock& block,
                            std::int64_t key) noexcept {
-  // Lane of the query that stands at the key.
-  const std::int64_t lane = key - block.sequence.shift - block.first;
+  const std::int64_t query = key - block.sequence.shift;  // the one that stands at the key
+  const Window& window = problem.window();
   std::int64_t first = 0;
   std::int64_t last = 63;
-  if (problem.is_causal()) first = std::max(first, lane);
-  if (problem.window().right >= 0) first = std::max(first, lane - problem.window().right);
-  if (problem.window().left >= 0) last = std::min(last, lane + problem.window().left);
+  if (problem.is_causal()) first = std::max(first, block.LanesBefore(query));
+  if (window.right >= 0) first = std::max(first, block.LanesBefore(query - window.right));
+  if (window.left >= 0) last = std::min(last, block.LanesBefore(query + window.left + 1) - 1);
   return LaneInterval(first, last);
 }
 
@@ -104,6 +104,12 @@ TileWordSource::TileWordSource(const Problem& problem, const MaskBuffers& mask,
                                const Kernels& kernels) noexcept
     : problem_(problem), mask_(problem, mask), field_(problem, kernels) {}
 
+QueryBlock TileWordSource::Block(std::int64_t batch, std::int64_t head, std::int64_t index) const {
+  QueryBlock block = MakeBlock(problem_, batch, head, index);
+  if (field_.OrdersRows()) field_.OrderByDraw(block);
+  return block;
+}
+
 float TileWordSource::special_ratio() const noexcept {
   return static_cast<float>(problem_.keep_prob());
 }
@@ -124,9 +130,7 @@ void TileWordSource::FindBlockState(const QueryBlock& block, BlockState& state) 
   for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
     state.factor[lane] = factor;
     state.forced_key[lane] =
-        policy == EmptyRow::kKeepSelf
-            ? block.first + static_cast<std::int64_t>(lane) + block.sequence.shift
-            : 0;
+        policy == EmptyRow::kKeepSelf ? block.global_query(lane) + block.sequence.shift : 0;
   }
   if (draws && (policy == EmptyRow::kKeepSelf || policy == EmptyRow::kKeepFirst)) {
     state.forced = LanesOf(block);
@@ -220,8 +224,7 @@ void TileWordSource::AddBias(const QueryBlock& block, const KeyRange& keys,
   std::fill(words.bias, words.bias + words.count * block.width, 0.0F);
   for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
     LocalIndex at{block.batch, block.head, block.local_query(lane), keys.begin};
-    const std::int64_t position =
-        block.first + static_cast<std::int64_t>(lane) + block.sequence.shift;
+    const std::int64_t position = block.global_query(lane) + block.sequence.shift;
     std::int64_t global_key = keys.begin + block.sequence.origin_k;
     for (std::size_t key = 0; key < words.count; ++key, ++at.key, ++global_key) {
       const double bias = mask_.Bias(at, std::abs(position - global_key)) * kLog2E;

@@ -64,6 +64,8 @@ class TileWordSource {
  public:
   TileWordSource(const Problem& problem, const MaskBuffers& mask, const Kernels& kernels) noexcept;
 
+  // A block as the kernels take it: in order, where that saves work.
+  [[nodiscard]] QueryBlock Block(std::int64_t batch, std::int64_t head, std::int64_t index) const;
   void FindBlockState(const QueryBlock& block, BlockState& state);
   // keys: local, at most kTileKeys of them.
   void Fill(const QueryBlock& block, const BlockState& state, const KeyRange& keys,

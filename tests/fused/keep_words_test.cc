@@ -36,7 +36,7 @@ class WordMask {
       for (std::int64_t head = 0; head < shape.num_heads; ++head) {
         const std::int64_t blocks = NumBlocks(problem_.sequence(batch));
         for (std::int64_t i = 0; i < blocks; ++i) {
-          FillBlock(MakeBlock(problem_, batch, head, i), random);
+          FillBlock(source_.Block(batch, head, i), random);
         }
       }
     }
