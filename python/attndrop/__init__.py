@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import arrays, plot
+from . import arrays, distributed, plot
 from ._analyze import (
     Check,
     HeadAnalysis,
@@ -44,6 +44,7 @@ __all__ = [
     "analyze",
     "arrays",
     "call_offset",
+    "distributed",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "keep_mask",

@@ -22,8 +22,8 @@ _in_transform = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
-#: rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k
-SideTensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+#: rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, and batch_index where there is one
+SideTensors = tuple[Tensor | None, ...]
 
 
 class _Attention(torch.autograd.Function):

@@ -70,6 +70,15 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, side: Side) -> No
     _check_side(query, key, side)
 
 
+def check_batch_index(batch_index: Tensor) -> None:
+    if batch_index.dim() != 1 or batch_index.dtype not in (torch.int32, torch.int64):
+        refuse = refuse_value if batch_index.dim() != 1 else refuse_type
+        refuse(
+            "batch_index must be an int32 or int64 tensor of one axis, got "
+            f"{batch_index.dtype} of shape {_shape(batch_index)}"
+        )
+
+
 def _check_side(query: Tensor, key: Tensor, side: Side) -> None:
     if (side.cu_seqlens_q is None) != (side.cu_seqlens_k is None):
         refuse_value("cu_seqlens_q and cu_seqlens_k come together, got only one of them")
@@ -78,6 +87,8 @@ def _check_side(query: Tensor, key: Tensor, side: Side) -> None:
             "with cu_seqlens the sequences lie behind one another along seqlen and the batch of "
             f"query, key and value is 1, got {query.shape[0]}"
         )
+    if side.batch_index is not None:
+        check_batch_index(side.batch_index)
     for name, tensor in (("attn_mask", side.attn_mask), ("alibi_slopes", side.alibi_slopes)):
         if tensor is not None and tensor.device != query.device:
             refuse_value(

@@ -8,15 +8,15 @@ everywhere. Formulas are those of docs/math/attention.md; W are the weights, F t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import check_attention, check_backward, logsumexp_dtype
+from ._checks import check_attention, check_backward, check_batch_index, logsumexp_dtype
 from ._dense import DenseMask, dense_mask
-from ._problem import Config, Shape, make_config
+from ._problem import Config, Shape, check_batch_numbers, make_config
 
 Options = dict[str, Any]
 
@@ -30,6 +30,7 @@ class Side:
     alibi_slopes: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
+    batch_index: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,31 @@ class Piece:
 
 def pieces(shape: Shape, config: Config, side: Side) -> Iterator[Piece]:
     """Splits a ragged batch into its sequences; anything else is one piece."""
+    numbers = _batch_numbers(shape, config, side)
     if side.cu_seqlens_q is None or side.cu_seqlens_k is None:
         everything = slice(None)
-        yield Piece(everything, everything, shape, config, None, side.attn_mask)
+        named = config if numbers is None else replace(config, batch_index=numbers)
+        yield Piece(everything, everything, shape, named, None, side.attn_mask)
         return
     ends_q, ends_k = side.cu_seqlens_q.tolist(), side.cu_seqlens_k.tolist()
     for index in range(len(ends_q) - 1):
         rows_q = slice(ends_q[index], ends_q[index + 1])
         rows_k = slice(ends_k[index], ends_k[index + 1])
         one = Shape(1, shape.num_heads, rows_q.stop - rows_q.start, rows_k.stop - rows_k.start)
-        batch, head, _, _ = config.origin
-        moved = _with_origin(config, (batch + index, head, 0, 0))
+        first, head, _, _ = config.origin
+        batch = first + index if numbers is None else numbers[index]
+        moved = replace(config, origin=(batch, head, 0, 0), total=None)
         yield Piece(rows_q, rows_k, one, moved, index, _mask_of(side.attn_mask, index, one))
 
 
-def _with_origin(config: Config, origin: tuple[int, int, int, int]) -> Config:
-    return Config(**{**config.__dict__, "origin": origin, "total": None})
+def _batch_numbers(shape: Shape, config: Config, side: Side) -> tuple[int, ...] | None:
+    if side.batch_index is None:
+        return None
+    check_batch_index(side.batch_index)
+    sequences = shape.batch if side.cu_seqlens_q is None else side.cu_seqlens_q.numel() - 1
+    numbers = tuple(side.batch_index.tolist())
+    check_batch_numbers(numbers, sequences, config.origin[0])
+    return numbers
 
 
 def _mask_of(attn_mask: Tensor | None, index: int, shape: Shape) -> Tensor | None:

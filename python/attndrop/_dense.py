@@ -33,7 +33,11 @@ class _Geometry:
         self.first_key = key
         self.total_k = total_k
         self.shift = total_k - total_q if config.bottom_right else 0
-        self.b = _range(batch, shape.batch, device).view(-1, 1, 1, 1)
+        if config.batch_index is None:
+            batches = _range(batch, shape.batch, device)
+        else:
+            batches = torch.tensor(config.batch_index, dtype=torch.int64, device=device)
+        self.b = batches.view(-1, 1, 1, 1)
         self.h = _range(head, shape.num_heads, device).view(1, -1, 1, 1)
         self.i = _range(query, shape.seqlen_q, device).view(1, 1, -1, 1)
         self.j = _range(key, shape.seqlen_k, device).view(1, 1, 1, -1)
@@ -205,9 +209,10 @@ class _Policy:
 
     def _point_of_rows(self, rows: tuple[Tensor, ...]) -> Point:
         """Points of all keys of single rows, as (rows, keys)."""
+        geometry = self.geometry
         b, h, i = (
-            (index + start).view(-1, 1)
-            for index, start in zip(rows, self.config.origin[:3], strict=True)
+            axis.flatten()[index].view(-1, 1)
+            for index, axis in zip(rows, (geometry.b, geometry.h, geometry.i), strict=True)
         )
         return self._point(b, h, i, self.j.view(1, -1))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -75,6 +76,24 @@ def check_optional(attn_mask: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seql
         _check_tensor("cu_seqlens_k", cu_seqlens_k)
 
 
+def optional_batch_index(batch_index: Any) -> tuple[Tensor, ...]:
+    """One tensor, or none: an operator's argument that may be left out."""
+    if batch_index is None:
+        return ()
+    if isinstance(batch_index, Tensor):
+        if type(batch_index) not in _PLAIN_TYPES:
+            _check_tensor("batch_index", batch_index)
+        return (batch_index,)
+    if isinstance(batch_index, (str, bytes)) or not isinstance(batch_index, Sequence):
+        refuse_type(f"batch_index must be an integer tensor or integers, got {batch_index!r}")
+    try:
+        return (torch.tensor([operator.index(number) for number in batch_index]).long(),)
+    except TypeError:
+        refuse_type(f"batch_index must hold integers, got {batch_index!r}")
+    except (ValueError, RuntimeError):  # beyond 64 bits
+        refuse_value(f"batch_index must hold numbers in 0 .. 2^32 - 1, got {batch_index!r}")
+
+
 @overload
 def scaled_dot_product_attention(
     query: Tensor,
@@ -126,6 +145,7 @@ def scaled_dot_product_attention(
     cu_seqlens_k: Tensor | None = None,
     origin: Sequence[int] | None = None,
     total: Sequence[int] | None = None,
+    batch_index: Tensor | Sequence[int] | None = None,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention with dropout, in place of torch.nn.functional's function of this name.
@@ -164,6 +184,9 @@ def scaled_dot_product_attention(
         origin: (batch, head, query, key) where this part starts in a whole problem, so that parts
             draw the masks of the whole.
         total: (seqlen_q, seqlen_k) of the whole; default: origin + lengths.
+        batch_index: int64 or int32 (batch): where each entry of the batch, or with cu_seqlens each
+            sequence, stands in a whole batch, in place of the first number of origin; for parts
+            that are not contiguous (attndrop.distributed). A tensor keeps a compiled graph.
         return_logsumexp: also return the logsumexp of the logits, (batch, num_heads, seqlen_q),
             float32 (float64 for float64 inputs); differentiable. At stage "weights" it does not
             depend on dropout.
@@ -186,7 +209,8 @@ def scaled_dot_product_attention(
             scale, is_causal, causal_align, window, scheme, stage, empty_row, origin, total
         )
         rng = make_rng(dropout_p, seed, offset, training)
-        side = (rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+        named = optional_batch_index(batch_index)
+        side = (rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *named)
         out, logsumexp = attend(query, key, value, side, options)
     except RuntimeError as error:
         raise_translated(error)

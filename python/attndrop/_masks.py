@@ -13,7 +13,7 @@ from torch import Tensor
 from ._errors import raise_translated, refuse_type, refuse_value
 from ._extension import MISSING
 from ._format import SCHEMES
-from ._functional import check_optional
+from ._functional import check_optional, optional_batch_index
 from ._options import MaskOptions, make_options
 from ._rng import IntLike, make_rng
 
@@ -113,6 +113,7 @@ def keep_mask(
     cu_seqlens_k: Tensor | None = None,
     origin: Sequence[int] | None = None,
     total: Sequence[int] | None = None,
+    batch_index: Tensor | Sequence[int] | None = None,
     factors: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The mask that attention draws for the same arguments, as a tensor on the CPU.
@@ -152,6 +153,7 @@ def keep_mask(
             None,
             cu_seqlens_q,
             cu_seqlens_k,
+            *optional_batch_index(batch_index),
             sizes=sizes,
             with_factors=factors,
             **options,

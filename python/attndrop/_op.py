@@ -112,13 +112,13 @@ def backward_grads(
     grad_logsumexp: Tensor | None,
     backward: Any = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the eight tensors of forward, from them and its results.
+    """Gradients of the tensors of forward, from them and its results.
 
     backward: what calls the operator of this name; by default the operator itself.
     """
     query, key, value, *side, out, logsumexp = saved
     if grad_out is None and grad_logsumexp is None:
-        return (None,) * 8
+        return (None,) * (3 + len(side))
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     wanted = [int(needed[0]), int(needed[1]), int(needed[2]), int(needed[_MASK])]
@@ -131,7 +131,7 @@ def backward_grads(
         with below_autograd():
             grads = _ops.backward.default(*arguments, wanted=wanted, **options)
     given = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
-    return (*given[:3], None, given[3], None, None, None)
+    return (*given[:3], None, given[3], *(None,) * (len(side) - 2))
 
 
 def _save_forward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: Any) -> None:
@@ -156,7 +156,7 @@ def _save_backward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: 
 def second_backward_grads(
     saved: Any, wanted: list[int], options: Options, upstream: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the twelve tensors of backward: second derivatives, of the same mask, in
+    """Gradients of the tensors of backward: second derivatives, of the same mask, in
     operations that can be differentiated again."""
     inputs, side = composite.BackwardInputs(*saved[:7]), Side(*saved[7:])
     wanted_upstream = tuple(
@@ -166,7 +166,8 @@ def second_backward_grads(
     grad_out, grad_logsumexp, query, key, value, attn_mask = grads
     if inputs.grad_logsumexp is None:
         grad_logsumexp = None
-    return grad_out, grad_logsumexp, query, key, value, None, None, None, attn_mask, *(None,) * 3
+    rest = (None,) * (len(saved) - 9)
+    return grad_out, grad_logsumexp, query, key, value, None, None, None, attn_mask, *rest
 
 
 def _backward_grad(ctx: Any, *upstream: Tensor | None) -> Any:

@@ -28,6 +28,7 @@ class MaskOptions(TypedDict, total=False):
     cu_seqlens_k: Tensor | None
     origin: Sequence[int] | None
     total: Sequence[int] | None
+    batch_index: Tensor | Sequence[int] | None
 
 
 class AttentionOptions(MaskOptions, total=False):

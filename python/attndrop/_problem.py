@@ -100,6 +100,7 @@ class Config:
     window: tuple[int, int] = (-1, -1)
     origin: tuple[int, int, int, int] = (0, 0, 0, 0)
     total: tuple[int, int] | None = field(default=None)
+    batch_index: tuple[int, ...] | None = None
 
     @property
     def keep_prob(self) -> float:
@@ -160,6 +161,24 @@ def _origin(values: Any) -> tuple[int, int, int, int]:
         if not 0 <= value < ONE32:
             refuse_value(f"origin {name} must be in 0 .. 2^32 - 1, got {value}")
     return origin
+
+
+def check_batch_numbers(numbers: tuple[int, ...], batch: int, origin_batch: int) -> None:
+    if len(numbers) != batch:
+        refuse_value(
+            f"batch_index must hold one number for each of the {batch} entries of the batch, got "
+            f"{len(numbers)}"
+        )
+    if origin_batch != 0:
+        refuse_value(
+            "batch_index gives the place of every entry in the whole batch: origin batch must be 0 "
+            f"beside it, got {origin_batch}; add it to the numbers of batch_index"
+        )
+    for entry, number in enumerate(numbers):
+        if not 0 <= number < ONE32:
+            refuse_value(
+                f"batch_index must hold numbers in 0 .. 2^32 - 1, got {number} at entry {entry}"
+            )
 
 
 def _total(values: Any) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 _SIDE = (
     "Tensor rng, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k"
+    "Tensor? cu_seqlens_k, Tensor? batch_index=None"
 )
 _OPTIONS = (
     "float? scale=None, bool is_causal=False, bool bottom_right=False, int window_left=-1, "

@@ -32,6 +32,7 @@ def second_grads(
         None,
         side.cu_seqlens_q,
         side.cu_seqlens_k,
+        *(() if side.batch_index is None else (side.batch_index,)),
         sizes=sizes,
         with_factors=True,
         **{**options, "scale": None},

@@ -35,7 +35,7 @@ def _loop(function: Any, info: Any, in_dims: Any, opaque: Opaque, tensors: Any) 
 
 
 class Forward(torch.autograd.Function):
-    """attndrop::forward of the eight tensors."""
+    """attndrop::forward of its tensors."""
 
     @staticmethod
     def forward(opaque: Opaque, *tensors: Any) -> Any:
@@ -61,7 +61,7 @@ class Forward(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """attndrop::backward of the twelve tensors."""
+    """attndrop::backward of its tensors."""
 
     @staticmethod
     def forward(opaque: Opaque, *tensors: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._functional import scaled_dot_product_attention
 
-_ARRAY_ARGUMENTS = ("attn_mask", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+_ARRAY_ARGUMENTS = ("attn_mask", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "batch_index")
 
 
 def _to_torch(name: str, array: Any) -> Tensor:

@@ -205,6 +205,7 @@ SideTensors TakeSideTensors(Arguments& arguments) {
   side.alibi_slopes = arguments.Take<std::optional<Tensor>>();
   side.cu_seqlens_q = arguments.Take<std::optional<Tensor>>();
   side.cu_seqlens_k = arguments.Take<std::optional<Tensor>>();
+  side.batch_index = arguments.Take<std::optional<Tensor>>();
   return side;
 }
 
@@ -237,7 +238,14 @@ Problem MakeProblem(const AttentionShape& shape, DType dtype, const SideTensors&
   args.dropout.stage = ValueOrThrow(ParseStage(options.stage));
   args.dropout.empty_row = ValueOrThrow(ParseEmptyRow(options.empty_row));
   SetShard(options, args);
+  if (side.batch_index) args.batch_index = ReadInts(*side.batch_index, "batch_index");
   Problem problem = ValueOrThrow(Problem::Make(args));
+  // The core takes an empty list for none.
+  if (side.batch_index && side.batch_index->size(0) != problem.shape().batch) {
+    Refuse("value", "batch_index must hold one number for each of the " +
+                        std::to_string(problem.shape().batch) + " entries of the batch, got " +
+                        std::to_string(side.batch_index->size(0)));
+  }
   if (side.attn_mask) CheckMaskShape(problem, *side.attn_mask);
   if (side.alibi_slopes) CheckSlopes(problem, *side.alibi_slopes);
   return problem;

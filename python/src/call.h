@@ -21,6 +21,7 @@ struct SideTensors {
   std::optional<Tensor> alibi_slopes;  // float32 (heads) or (batch, heads)
   std::optional<Tensor> cu_seqlens_q;  // int32 or int64 (batch + 1)
   std::optional<Tensor> cu_seqlens_k;
+  std::optional<Tensor> batch_index;  // int32 or int64 (batch)
 };
 
 // The options that every operator ends with, in the order of the schema.

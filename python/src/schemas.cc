@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kSide[] =
     "Tensor rng, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k";
+    "Tensor? cu_seqlens_k, Tensor? batch_index=None";
 constexpr char kOptions[] =
     "float? scale=None, bool is_causal=False, bool bottom_right=False, int window_left=-1, "
     "int window_right=-1, str scheme=\"element\", str stage=\"weights\", str empty_row=\"zero\", "

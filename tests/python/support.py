@@ -25,6 +25,7 @@ MASK_OPTIONS = [
     "cu_seqlens_k",
     "origin",
     "total",
+    "batch_index",
 ]
 
 SCHEMES = (
