@@ -25,6 +25,10 @@ if _REASON:
             session.exitstatus = pytest.ExitCode.OK
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes half a minute or more")
+
+
 @pytest.fixture(autouse=True)
 def _same_numbers_each_time() -> None:
     if _REASON:
