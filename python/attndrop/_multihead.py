@@ -133,7 +133,7 @@ class MultiheadAttention(DropoutModule, nn.MultiheadAttention):
             key_padding_mask: (batch, seqlen_k) or (seqlen_k). bool: TRUE HIDES a key, the opposite
                 of scaled_dot_product_attention. Float: added to the logits.
             need_weights: also return weights. This takes memory quadratic in the lengths and a
-                second pass.
+                second pass; those after dropout, compiled, a graph for each shape.
             attn_mask: (seqlen_q, seqlen_k) or (batch * num_heads, seqlen_q, seqlen_k); bool (true
                 hides) or float (added); may require a gradient.
             average_attn_weights: return the mean over the heads.
@@ -157,17 +157,7 @@ class MultiheadAttention(DropoutModule, nn.MultiheadAttention):
         heads = self._add_keys(self._heads(*self._project(query, key, value)), sizes)
         try:
             check_inputs(*heads, False)
-            options = make_options(
-                None,
-                is_causal,
-                "top-left",
-                None,
-                self.scheme,
-                self.stage,
-                self.empty_row,
-                None,
-                None,
-            )
+            options = self._options(is_causal)
             rng = self._rng(self.dropout, self.training)
             out, logsumexp = attend(*heads, (rng, mask, None, None, None), options)
             weights = None
@@ -178,6 +168,10 @@ class MultiheadAttention(DropoutModule, nn.MultiheadAttention):
         except RuntimeError as error:
             raise_translated(error)
         return self._output(out, sizes), self._shaped(weights, average_attn_weights, sizes)
+
+    def _options(self, is_causal: bool) -> dict[str, Any]:
+        policies = (self.scheme, self.stage, self.empty_row)
+        return make_options(None, is_causal, "top-left", None, *policies, None, None)
 
     def _widths(self) -> Widths:
         return Widths(self.embed_dim, self.kdim, self.vdim, self.batch_first)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,34 +37,43 @@ class Sizes:
     extra: int
 
 
+def _axes(widths: Widths) -> str:
+    return "(batch, seqlen, width)" if widths.batch_first else "(seqlen, batch, width)"
+
+
+def _refuse(what: str, tensors: tuple[Tensor, Tensor, Tensor]) -> NoReturn:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    raise ValueError(f"query, key and value {what}, got shapes {shapes}")
+
+
 def check_shapes(
     query: Any, key: Any, value: Any, widths: Widths, num_heads: int, extra: int
 ) -> Sizes:
     """Sizes of a call; refuses inputs that do not fit one another."""
-    named = {"query": query, "key": key, "value": value}
-    for name, tensor in named.items():
+    given = (query, key, value)
+    for name, tensor in zip(("query", "key", "value"), given, strict=True):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
-    axes = "(batch, seqlen, width)" if widths.batch_first else "(seqlen, batch, width)"
     if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
-        raise ValueError(
-            f"query, key and value must all be {axes} or all (seqlen, width), got {shapes}"
-        )
-    wanted = (widths.embed_dim, widths.kdim, widths.vdim)
-    if tuple(tensor.shape[-1] for tensor in named.values()) != wanted:
-        raise ValueError(
-            "query, key and value must have the widths embed_dim, kdim and vdim = "
-            f"{', '.join(map(str, wanted))}, got {shapes}"
+        _refuse(f"must all be {_axes(widths)} or all (seqlen, width)", given)
+    if (query.shape[-1], key.shape[-1], value.shape[-1]) != (
+        widths.embed_dim,
+        widths.kdim,
+        widths.vdim,
+    ):
+        _refuse(
+            "must have the widths embed_dim, kdim and vdim = "
+            f"{widths.embed_dim}, {widths.kdim}, {widths.vdim}",
+            given,
         )
     batched = query.dim() == 3
     batch_axis, seqlen_axis = (0, 1) if widths.batch_first else (1, 0)
     if not batched:
         seqlen_axis = 0
     if batched and not query.shape[batch_axis] == key.shape[batch_axis] == value.shape[batch_axis]:
-        raise ValueError(f"query, key and value must have the same batch, got {axes} of {shapes}")
+        _refuse(f"must have the same batch in {_axes(widths)}", given)
     if key.shape[seqlen_axis] != value.shape[seqlen_axis]:
-        raise ValueError(f"key and value must have the same seqlen, got {axes} of {shapes}")
+        _refuse("must have the same seqlen in key and value", given)
     return Sizes(
         batched,
         query.shape[batch_axis] if batched else 1,

@@ -36,8 +36,10 @@ def attention_weights(
         if keep is None:
             return _softmax(logits)
         logits = logits.masked_fill(~keep.to(logits.device), -torch.inf)
-    empty = logsumexp == -torch.inf
-    weights = (logits - logsumexp.masked_fill(empty, 0.0).unsqueeze(-1)).exp()
+    if keep is not None or attn_mask is not None:
+        # Rows that see nothing have -inf on both sides.
+        logsumexp = logsumexp.masked_fill(logsumexp == -torch.inf, 0.0)
+    weights = (logits - logsumexp.unsqueeze(-1)).exp()
     if factors is not None and not at_logits:
         weights = weights * factors.to(weights)
     return weights
@@ -57,9 +59,13 @@ def _logits(
     options: dict[str, Any],
 ) -> Tensor:
     """scale * query key^T + mask in the precision of the logsumexp; -inf where hidden."""
-    with torch.autocast(query.device.type, enabled=False):
-        query = query.to(dtype) * query.shape[-1] ** -0.5
-        logits = query @ key.to(dtype).transpose(-2, -1)
+    query = query.to(dtype) * query.shape[-1] ** -0.5
+    key = key.to(dtype).transpose(-2, -1)
+    if torch.is_autocast_enabled(query.device.type):
+        with torch.autocast(query.device.type, enabled=False):
+            logits = query @ key
+    else:
+        logits = query @ key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         logits = logits.masked_fill(~attn_mask, -torch.inf)
     elif attn_mask is not None:
