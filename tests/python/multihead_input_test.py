@@ -34,7 +34,7 @@ def test_state_dicts_go_both_ways_and_initial_values_are_those_of_torch() -> Non
         ((6, 2, "0.1"), {}, TypeError, "dropout_p must be a number"),
         ((6, 2), {"scheme": "quary"}, ValueError, "did you mean .*query"),
         ((6, 2), {"scheme": 3}, TypeError, "scheme must be a name, got 3"),
-        ((6, 2), {"stage": "wights"}, ValueError, "did you mean .*weights"),
+        ((6, 2), {"stage": "wights"}, ValueError, "stage .*weights"),
         ((6, 2), {"empty_row": "keepself"}, ValueError, "did you mean .*keep_self"),
         ((6, 2, 1.0), {"empty_row": "redraw"}, ValueError, "needs dropout_p below 1"),
         ((6, 2), {"seed": 1.5}, TypeError, "seed must be an integer"),
