@@ -127,16 +127,17 @@ TEST(ProblemTextTest, DoublesReadBackExactly) {
 }
 
 TEST(ProblemTextTest, ParseIsTheInverseOfToStringOnRandomProblems) {
-  testing::ForRandomProblems({.first_seed = 1, .count = 500}, {},
-                             [](const ProblemArgs& args, std::uint64_t) {
-                               const Result<Problem> made = Problem::Make(args);
-                               ASSERT_TRUE(made.ok()) << made.status().message();
-                               const std::string line = made->ToString();
-                               const Result<Problem> parsed = Problem::Parse(line);
-                               ASSERT_TRUE(parsed.ok()) << parsed.status().message();
-                               EXPECT_TRUE(*parsed == *made) << line;
-                               EXPECT_EQ(parsed->ToString(), line);
-                             });
+  const auto check = [](const ProblemArgs& args, std::uint64_t) {
+    const Result<Problem> made = Problem::Make(args);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    const std::string line = made->ToString();
+    const Result<Problem> parsed = Problem::Parse(line);
+    ASSERT_TRUE(parsed.ok()) << parsed.status().message();
+    EXPECT_TRUE(*parsed == *made) << line;
+    EXPECT_EQ(parsed->ToString(), line);
+  };
+  testing::ForRandomProblems({.first_seed = 1, .count = 500}, {}, check);
+  testing::ForRandomProblems({.first_seed = 1001, .count = 200}, {.batch_index = true}, check);
 }
 
 TEST(ProblemTextTest, RefusesWithASentence) {
