@@ -5,12 +5,12 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/arena.h"
 #include "core/array_view.h"
 #include "core/head_rows.h"
+#include "kernels/forward_products.h"
 #include "kernels/fused.h"
 #include "kernels/lane_rows.h"
 #include "kernels/tile_words.h"
@@ -19,13 +19,12 @@ namespace attndrop {
 namespace {
 
 constexpr double kLn2 = 0.693147180559945309;
-constexpr double kLog2E = 1.4426950408889634;
 
 // A block of queries under way: everything that lives from tile to tile.
 struct BlockWork {
   QueryBlock block;
   BlockState state;
-  float* query = nullptr;  // [head_dim][width], scaled by scale * log2(e)
+  float* query = nullptr;  // as ForwardProducts keeps it
   float* out = nullptr;    // [head_dim_v][width], of weights that are not yet normalised
   alignas(64) float largest[kBlockQueries];
   alignas(64) float sums[kBlockQueries];
@@ -44,23 +43,18 @@ class ForwardWorker {
         kernels_(*tiling.kernels),
         buffers_(buffers),
         source_(problem, buffers.mask, *tiling.kernels),
-        head_dim_(static_cast<std::size_t>(problem.shape().head_dim)),
-        head_dim_v_(static_cast<std::size_t>(problem.shape().head_dim_v)) {
+        products_(problem, tiling, buffers, arena),
+        head_dim_v_(static_cast<std::size_t>(problem.shape().head_dim_v)),
+        query_floats_(ForwardProducts::QueryFloats(problem.shape().head_dim)) {
     const auto block = static_cast<std::int64_t>(kBlockQueries);
-    const std::int64_t tile = tiling.tiles.forward_keys;
-    const std::int64_t head_dim = problem.shape().head_dim;
+    const std::int64_t blocks = tiling.tiles.blocks_per_task;
     const std::int64_t head_dim_v = problem.shape().head_dim_v;
-    works_ = arena.Take<BlockWork>(tiling.tiles.blocks_per_task);
-    query_ = arena.Take<float>(SaturatingProduct(head_dim, block * tiling.tiles.blocks_per_task));
-    out_ = arena.Take<float>(SaturatingProduct(head_dim_v, block * tiling.tiles.blocks_per_task));
-    weights_ = arena.Take<float>(block * tile);
+    works_ = arena.Take<BlockWork>(blocks);
+    query_ = arena.Take<float>(SaturatingProduct(query_floats_, blocks));
+    out_ = arena.Take<float>(SaturatingProduct(head_dim_v, block * blocks));
+    weights_ = arena.Take<float>(block * tiling.tiles.forward_keys);
     words_ = arena.Take<TileWords>(1);
-    rows_ = arena.Take<float>(SaturatingProduct(std::max(head_dim, head_dim_v), block));
-    key_copy_ = arena.Take<float>(SaturatingProduct(head_dim, std::max(tile, block)));
-    value_copy_ = arena.Take<float>(SaturatingProduct(head_dim_v, tile));
-    if (tiling.bf16 == nullptr) return;
-    weight_pairs_ = arena.Take<Bf16Pair>(block * (tile + 1) / 2);
-    value_pairs_ = arena.Take<Bf16Pair>(SaturatingProduct(head_dim_v, (tile + 1) / 2));
+    rows_ = arena.Take<float>(SaturatingProduct(head_dim_v, block));
   }
 
   // Blocks first_block .. first_block + blocks_per_task - 1 of a head, as far as they exist.
@@ -68,19 +62,13 @@ class ForwardWorker {
     const std::int64_t blocks =
         std::min(tiling_.tiles.blocks_per_task, NumBlocks(problem_.sequence(batch)) - first_block);
     if (blocks <= 0) return;
-    pairs_ = tiling_.bf16 != nullptr;
     for (std::int64_t i = 0; i < blocks; ++i) Start(batch, head, first_block + i, works_[i]);
-    RunTiles(blocks, /*careful=*/false);
+    RunTiles(blocks, products_.Choose(blocks == 1 ? &works_[0].block : nullptr), /*careful=*/false);
     bool finite = true;
     for (std::int64_t i = 0; i < blocks; ++i) finite = Normalise(works_[i]) && finite;
     if (!finite) {
       // Some number is NaN or infinite: it must reach only the rows that see it.
-      for (std::int64_t i = 0; i < blocks; ++i) {
-        if (pairs_) LoadQuery(works_[i].block, works_[i].query);
-        Restart(works_[i]);
-      }
-      pairs_ = false;
-      RunTiles(blocks, /*careful=*/true);
+      RunTiles(blocks, ProductWay::kLanes, /*careful=*/true);
       for (std::int64_t i = 0; i < blocks; ++i) (void)Normalise(works_[i]);
     }
     for (std::int64_t i = 0; i < blocks; ++i) Write(works_[i]);
@@ -93,109 +81,38 @@ class ForwardWorker {
 
   void Start(std::int64_t batch, std::int64_t head, std::int64_t index, BlockWork& work) {
     work.block = source_.Block(batch, head, index);
-    const QueryBlock& block = work.block;
     const std::ptrdiff_t slot = &work - works_;
-    work.query = query_ + static_cast<std::size_t>(slot) * head_dim_ * kBlockQueries;
+    work.query = query_ + slot * query_floats_;
     work.out = out_ + static_cast<std::size_t>(slot) * head_dim_v_ * kBlockQueries;
-    source_.FindBlockState(block, work.state);
-    if (pairs_) {
-      LoadQueryPairs(block, work.query);
-    } else {
-      LoadQuery(block, work.query);
-    }
-    Restart(work);
+    source_.FindBlockState(work.block, work.state);
   }
 
-  void Restart(BlockWork& work) const noexcept {
+  void Restart(BlockWork& work) {
+    products_.LoadQuery(work.block, work.query);
     std::fill_n(work.out, head_dim_v_ * work.block.width, 0.0F);
     std::fill_n(work.largest, kBlockQueries, -FLT_MAX);
     std::fill_n(work.sums, kBlockQueries, 0.0F);
   }
 
-  // Lanes that are no queries hold zeros: whatever they compute is finite and not stored.
-  void LoadQuery(const QueryBlock& block, float* query) {
-    const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
-                           block.sequence.first_row_q);
-    const std::size_t count = block.lane_end - block.lane_begin;
-    const TileRows rows = ReadLanes(reader, block, QueryLanes(block), head_dim_, rows_);
-    if (count < block.width) std::fill_n(query, head_dim_ * block.width, 0.0F);
-    kernels_.transpose(rows.data, rows.stride, count, head_dim_, query + block.lane_begin,
-                       Stride(block.width));
-    alignas(64) float scale[kBlockQueries];
-    std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
-    kernels_.scale_lanes(query, head_dim_, block.width, scale);
-  }
-
-  // Neighbouring dims as pairs, [head_dim / 2][width]; the scale is applied to the products. Pairs
-  // are moved as floats: no arithmetic touches them.
-  void LoadQueryPairs(const QueryBlock& block, float* query) {
-    const RowReader reader(problem_.dtype(), buffers_.query, ArrayBatch(block.batch), block.head,
-                           block.sequence.first_row_q);
-    const std::size_t count = block.lane_end - block.lane_begin;
-    const Bf16Rows rows = ReadLanePairs(reader, block, QueryLanes(block), head_dim_,
-                                        reinterpret_cast<std::uint16_t*>(key_copy_));
-    for (std::size_t row = 0; row < count; ++row) {
-      std::memcpy(rows_ + row * (head_dim_ / 2), rows.Row(row), head_dim_ * sizeof(std::uint16_t));
-    }
-    if (count < block.width) std::fill_n(query, head_dim_ / 2 * block.width, 0.0F);
-    kernels_.transpose(rows_, Stride(head_dim_ / 2), count, head_dim_ / 2, query + block.lane_begin,
-                       Stride(block.width));
-  }
-
-  void RunTiles(std::int64_t blocks, bool careful) {
-    const QueryBlock& any = works_[0].block;
+  void RunTiles(std::int64_t blocks, ProductWay way, bool careful) {
+    products_.Use(way);
     KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
     for (std::int64_t i = 0; i < blocks; ++i) {
+      Restart(works_[i]);
       const KeyRange& keys = works_[i].block.keys;
       if (keys.size() == 0) continue;
       all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
     }
-    const std::int64_t group = problem_.shape().num_heads / problem_.shape().num_kv_heads;
-    const std::int64_t batch = ArrayBatch(any.batch);
-    const std::int64_t kv_head = any.head / group;
-    const std::int64_t first_row = any.sequence.first_row_k;
-    const RowReader key(problem_.dtype(), buffers_.key, batch, kv_head, first_row);
-    const RowReader value(problem_.dtype(), buffers_.value, batch, kv_head, first_row);
     const std::int64_t step = tiling_.tiles.forward_keys;
     for (std::int64_t begin = all.begin; begin < all.end; begin += step) {
-      const KeyRange tile{begin, std::min(begin + step, all.end)};
-      const auto count = static_cast<std::size_t>(tile.size());
-      TileInputs inputs{.tile = tile, .careful = careful};
-      if (pairs_) {
-        inputs.key_pairs =
-            key.PairRows(tile.begin, count, head_dim_, reinterpret_cast<std::uint16_t*>(key_copy_));
-        inputs.value_pairs = value.PairRows(tile.begin, count, head_dim_v_,
-                                            reinterpret_cast<std::uint16_t*>(value_copy_));
-      } else {
-        inputs.keys = key.Rows(tile.begin, count, head_dim_, key_copy_);
-        inputs.values = value.Rows(tile.begin, count, head_dim_v_, value_copy_);
-      }
-      for (std::int64_t i = 0; i < blocks; ++i) RunTile(works_[i], inputs);
+      const TileInputs inputs =
+          products_.LoadTile(works_[0].block, {begin, std::min(begin + step, all.end)});
+      for (std::int64_t i = 0; i < blocks; ++i) RunTile(works_[i], inputs, careful);
     }
   }
 
-  // A tile of keys and values, as float32 or as bfloat16.
-  struct TileInputs {
-    KeyRange tile{};
-    TileRows keys{};
-    TileRows values{};
-    Bf16Rows key_pairs{};
-    Bf16Rows value_pairs{};
-    bool careful = false;
-
-    // The same from key `skipped` of the tile on.
-    [[nodiscard]] TileInputs From(std::size_t skipped) const noexcept {
-      TileInputs rest = *this;
-      rest.keys = keys.From(skipped);
-      rest.values = values.From(skipped);
-      rest.key_pairs = key_pairs.From(skipped);
-      rest.value_pairs = value_pairs.From(skipped);
-      return rest;
-    }
-  };
-
   // What one block sees of a tile.
-  void RunTile(BlockWork& work, const TileInputs& inputs) {
+  void RunTile(BlockWork& work, const TileInputs& inputs, bool careful) {
     const QueryBlock& block = work.block;
     const KeyRange& tile = inputs.tile;
     const KeyRange seen{std::max(tile.begin, block.keys.begin), std::min(tile.end, block.keys.end)};
@@ -205,47 +122,26 @@ class ForwardWorker {
       if (words_->part_count == 0) return;
       const TileInputs rest = inputs.From(static_cast<std::size_t>(part.begin - tile.begin));
       alignas(64) float largest[kBlockQueries];
-      FindLogits(work, rest, largest);
-      FindWeights(work, largest, rest.careful);
-      if (pairs_) {
-        AccumulatePairs(work, rest.value_pairs);
-      } else {
-        Accumulate(work, rest.values, rest.careful);
-      }
+      const BlockProducts at{&block, words_, work.query, weights_};
+      FindLogits(work, at, rest, largest);
+      FindWeights(work, largest, careful);
+      const std::uint64_t* const kept = words_->has_kept ? words_->kept : words_->part;
+      products_.Accumulate(at, rest,
+                           {.select = careful ? kept : nullptr, .fold = fold_, .out = work.out});
     });
   }
 
   // largest: that of all tiles up to this one.
-  void FindLogits(const BlockWork& work, const TileInputs& inputs, float* largest) {
-    const std::size_t width = work.block.width;
+  void FindLogits(const BlockWork& work, const BlockProducts& at, const TileInputs& inputs,
+                  float* largest) const {
     const TileMasks masks = words_->masks();
-    const bool masked = masks.bias != nullptr || masks.part != nullptr;
     std::copy_n(work.largest, kBlockQueries, largest);
-    if (pairs_) {
-      tiling_.bf16->logits({.query = reinterpret_cast<const Bf16Pair*>(work.query),
-                            .head_dim = head_dim_,
-                            .width = width,
-                            .lanes = words_->lanes,
-                            .key = inputs.key_pairs,
-                            .list = words_->parts(),
-                            .scale = static_cast<float>(problem_.scale() * kLog2E),
-                            .logits = weights_,
-                            .largest = largest});
-    } else {
-      kernels_.logits({.query = work.query,
-                       .head_dim = head_dim_,
-                       .width = width,
-                       .lanes = words_->lanes,
-                       .key = inputs.keys,
-                       .list = words_->parts(),
-                       .logits = weights_,
-                       .largest = largest});
-    }
-    if (!masked) return;
+    products_.FindLogits(at, inputs, largest);
+    if (masks.bias == nullptr && masks.part == nullptr) return;
     std::copy_n(work.largest, kBlockQueries, largest);
     kernels_.mask_logits({.masks = masks,
                           .list = words_->parts(),
-                          .width = width,
+                          .width = work.block.width,
                           .lanes = words_->lanes,
                           .logits = weights_,
                           .largest = largest});
@@ -284,33 +180,6 @@ class ForwardWorker {
         if (lane < width) weights_[row * width + lane] *= ratio;
       }
     }
-  }
-
-  void Accumulate(const BlockWork& work, const TileRows& values, bool careful) const {
-    const std::uint64_t* const kept = words_->has_kept ? words_->kept : words_->part;
-    kernels_.accumulate({.weights = weights_,
-                         .width = work.block.width,
-                         .lanes = words_->lanes,
-                         .value = values,
-                         .head_dim = head_dim_v_,
-                         .list = words_->compact_keeps(),
-                         .list_is_all = words_->kept_count == words_->count,
-                         .select = careful ? kept : nullptr,
-                         .fold = fold_,
-                         .out = work.out});
-  }
-
-  void AccumulatePairs(const BlockWork& work, const Bf16Rows& values) const {
-    tiling_.bf16->accumulate({.weights = weights_,
-                              .width = work.block.width,
-                              .lanes = words_->lanes,
-                              .value = values,
-                              .head_dim = head_dim_v_,
-                              .list = words_->compact_keeps(),
-                              .fold = fold_,
-                              .out = work.out,
-                              .weight_pairs = weight_pairs_,
-                              .value_pairs = value_pairs_});
   }
 
   // out = factor * out / sums; false when some number is not finite.
@@ -359,19 +228,15 @@ class ForwardWorker {
   const Kernels& kernels_;
   const ForwardBuffers& buffers_;
   TileWordSource source_;
-  std::size_t head_dim_;
+  ForwardProducts products_;
   std::size_t head_dim_v_;
+  std::int64_t query_floats_;   // of a block
   BlockWork* works_ = nullptr;  // [blocks_per_task]
-  float* query_ = nullptr;      // [blocks_per_task][head_dim][64]
+  float* query_ = nullptr;      // [blocks_per_task][query_floats]
   float* out_ = nullptr;        // [blocks_per_task][head_dim_v][64]
   float* weights_ = nullptr;    // [keys][width], of the tile at hand
   TileWords* words_ = nullptr;
-  float* rows_ = nullptr;             // [64][max head_dim]
-  float* key_copy_ = nullptr;         // [keys][head_dim], where keys cannot be read in place
-  float* value_copy_ = nullptr;       // [keys][head_dim_v]
-  Bf16Pair* weight_pairs_ = nullptr;  // [keys / 2][width], where the machine multiplies pairs
-  Bf16Pair* value_pairs_ = nullptr;   // [keys / 2][head_dim_v]
-  bool pairs_ = false;                // the blocks at hand are computed from bfloat16 pairs
+  float* rows_ = nullptr;  // [64][head_dim_v]
   alignas(64) float fold_[kBlockQueries];
 };
 

@@ -12,6 +12,7 @@
 //
 #include "hwy/highway.h"
 #include "kernels/backward-inl.h"
+#include "kernels/few_queries-inl.h"
 #include "kernels/forward-inl.h"
 #include "kernels/keep_words-inl.h"
 #include "kernels/transpose-inl.h"
@@ -27,6 +28,8 @@ constexpr Kernels MakeKernels(Target target) noexcept {
           .weights = &Weights,
           .fold = &Fold,
           .accumulate = &Accumulate,
+          .few_logits = &FewLogits,
+          .few_accumulate = &FewAccumulate,
           .weights_again = &WeightsAgain,
           .grad_logits = &GradLogits,
           .accumulate_rows = &AccumulateRows,

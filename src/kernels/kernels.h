@@ -119,6 +119,33 @@ struct AccumulateArgs {
   float* out = nullptr;                   // [head_dim][width]
 };
 
+// As LogitsArgs and AccumulateArgs, for up to kFewQueries queries in a block of width 16; lane
+// first_lane + q is query q. logits of other lanes become 0, out of other lanes stays.
+inline constexpr std::size_t kFewQueries = 8;
+struct FewLogitsArgs {
+  const float* query = nullptr;  // [queries up to a multiple of 4][query_stride], scaled; zeros
+  std::size_t query_stride = 0;  // beyond head_dim and queries. A multiple of kDimPadding
+  std::size_t queries = 0;
+  std::size_t first_lane = 0;
+  std::size_t head_dim = 0;
+  std::size_t width = 0;
+  TileRows key{};
+  KeyList list{};
+  float* logits = nullptr;   // [i][width]
+  float* largest = nullptr;  // [width], in and out
+};
+struct FewAccumulateArgs {
+  const float* weights = nullptr;  // [i][width]
+  std::size_t queries = 0;
+  std::size_t first_lane = 0;
+  std::size_t width = 0;
+  TileRows value{};
+  std::size_t head_dim = 0;
+  KeyList list{};
+  const float* fold = nullptr;  // [width]
+  float* out = nullptr;         // [head_dim][width]
+};
+
 // weights[i][query] = exp2(logit - logsumexp), 0 where it takes no part (backward).
 struct WeightsAgainArgs {
   const float* query = nullptr;  // [head_dim][width], scaled
@@ -173,6 +200,8 @@ struct Kernels {
   void (*weights)(const WeightsArgs&);
   void (*fold)(const FoldArgs&);
   void (*accumulate)(const AccumulateArgs&);
+  void (*few_logits)(const FewLogitsArgs&);
+  void (*few_accumulate)(const FewAccumulateArgs&);
   void (*weights_again)(const WeightsAgainArgs&);
   void (*grad_logits)(const GradLogitsArgs&);
   void (*accumulate_rows)(const AccumulateRowsArgs&);
