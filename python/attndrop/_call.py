@@ -21,6 +21,8 @@ _forward = torch.ops.attndrop.forward.default
 _in_transform = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_autocasts = torch.is_autocast_enabled
+_unwrap = torch._C._functorch.unwrap_if_dead
 
 #: rng, attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, and batch_index where there is one
 SideTensors = tuple[Tensor | None, ...]
@@ -44,12 +46,17 @@ class _Attention(torch.autograd.Function):
         return (None, *grads)
 
 
+#: What torch.autograd.Function.apply ends with. Before it looks for transforms, which plain calls
+#: do not have, and for the wrappers that ended transforms leave behind.
+_apply = super(torch.autograd.Function, _Attention).apply
+
+
 def _call(
     query: Tensor, key: Tensor, value: Tensor, side: SideTensors, options: dict[str, Any]
 ) -> Any:
-    if _in_transform() and not _is_compiling():
-        return Forward.apply(Opaque(options), query, key, value, *side)
     if not is_plain_eager():
+        if _in_transform() and not _is_compiling():
+            return Forward.apply(Opaque(options), query, key, value, *side)
         return _forward(query, key, value, *side, **options)
     mask = side[1]
     if _grad_enabled() and (
@@ -58,7 +65,9 @@ def _call(
         or value.requires_grad
         or (mask is not None and mask.requires_grad)
     ):
-        return _Attention.apply(options, query, key, value, *side)
+        if mask is not None:
+            side = (side[0], _unwrap(mask), *side[2:])
+        return _apply(options, _unwrap(query), _unwrap(key), _unwrap(value), *side)
     with below_autograd():
         return _forward(query, key, value, *side, **options)
 
@@ -68,8 +77,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(out, logsumexp) for inputs with or without batch and an attn_mask of up to four axes."""
     mask = side[1]
-    device_type = query.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
+    device_type = "cpu" if query.is_cpu else query.device.type
+    if device_type != "meta" and _autocasts(device_type):
         query, key, value, mask = cast_inputs(device_type, query, key, value, mask)  # type: ignore[assignment]
     if mask is not None and mask.dim() < 4:
         mask = mask[(None,) * (4 - mask.dim())]

@@ -94,6 +94,17 @@ def _check_side(query: Tensor, key: Tensor, side: Side) -> None:
             refuse_value(
                 f"{name} must be on the device of query, got {tensor.device} and {query.device}"
             )
+    for name, tensor in (
+        ("rng", side.rng),
+        ("cu_seqlens_q", side.cu_seqlens_q),
+        ("cu_seqlens_k", side.cu_seqlens_k),
+        ("batch_index", side.batch_index),
+    ):
+        if tensor is not None and tensor.device.type not in ("cpu", query.device.type):
+            refuse_value(
+                f"{name} must be on the CPU or on the device of query, got {tensor.device} and "
+                f"{query.device}"
+            )
     _check_mask(query, key, side)
 
 

@@ -56,6 +56,7 @@ def check_inputs(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
             "query, key and value must have the same number of axes, got shapes "
             f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    _check_flag("enable_gqa", enable_gqa)
     if not enable_gqa and query.size(-3) != key.size(-3):
         refuse_value(
             f"query has {query.size(-3)} heads and key {key.size(-3)}, got shapes "
@@ -66,14 +67,24 @@ def check_inputs(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
 
 def check_optional(attn_mask: Any, alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
     """Types of the tensors that may be left out."""
-    if attn_mask is not None and type(attn_mask) not in _PLAIN_TYPES:
+    if attn_mask is not None:
         _check_tensor("attn_mask", attn_mask)
-    if alibi_slopes is not None and type(alibi_slopes) not in _PLAIN_TYPES:
+    if alibi_slopes is not None:
         _check_tensor("alibi_slopes", alibi_slopes)
-    if cu_seqlens_q is not None and type(cu_seqlens_q) not in _PLAIN_TYPES:
+        if alibi_slopes.requires_grad and torch.is_grad_enabled():
+            refuse_value(
+                "alibi_slopes has no gradient, got a tensor that requires one; detach it, or pass "
+                "-slope * distance as a float attn_mask, which has one"
+            )
+    if cu_seqlens_q is not None:
         _check_tensor("cu_seqlens_q", cu_seqlens_q)
-    if cu_seqlens_k is not None and type(cu_seqlens_k) not in _PLAIN_TYPES:
+    if cu_seqlens_k is not None:
         _check_tensor("cu_seqlens_k", cu_seqlens_k)
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if flag is not True and flag is not False:
+        refuse_type(f"{name} must be True or False, got {flag!r}")
 
 
 def optional_batch_index(batch_index: Any) -> tuple[Tensor, ...]:
@@ -81,8 +92,7 @@ def optional_batch_index(batch_index: Any) -> tuple[Tensor, ...]:
     if batch_index is None:
         return ()
     if isinstance(batch_index, Tensor):
-        if type(batch_index) not in _PLAIN_TYPES:
-            _check_tensor("batch_index", batch_index)
+        _check_tensor("batch_index", batch_index)
         return (batch_index,)
     if isinstance(batch_index, (str, bytes)) or not isinstance(batch_index, Sequence):
         refuse_type(f"batch_index must be an integer tensor or integers, got {batch_index!r}")
@@ -178,7 +188,8 @@ def scaled_dot_product_attention(
         window: (left, right) keys seen around the query's position, ends included; -1: no limit.
         causal_align: "top-left": query i stands at key i. "bottom-right": the last query stands at
             the last key, as in flash-attention.
-        alibi_slopes: float32 (num_heads) or (batch, num_heads): adds -slope * distance.
+        alibi_slopes: float32 (num_heads) or (batch, num_heads): adds -slope * distance; without a
+            gradient.
         cu_seqlens_q: int32 or int64 (number of sequences + 1): the batch is 1 and sequences lie
             behind one another along seqlen. Comes with cu_seqlens_k.
         origin: (batch, head, query, key) where this part starts in a whole problem, so that parts
@@ -205,6 +216,7 @@ def scaled_dot_product_attention(
     try:
         check_inputs(query, key, value, enable_gqa)
         check_optional(attn_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+        _check_flag("return_logsumexp", return_logsumexp)
         options = make_options(
             scale, is_causal, causal_align, window, scheme, stage, empty_row, origin, total
         )

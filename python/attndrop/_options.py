@@ -56,15 +56,38 @@ _DEFAULTS: dict[str, Any] = {
     "origin": (),
     "total": (),
 }
+_TWO63 = 1 << 63
 
 
 def _integers(name: str, given: Any, count: int, axes: str) -> tuple[int, ...]:
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
         refuse_type(f"{name} must be {count} integers ({axes}), got {given!r}")
     try:
-        return tuple(operator.index(number) for number in given)
+        values = tuple(operator.index(number) for number in given)
     except TypeError:
         refuse_type(f"{name} must be {count} integers ({axes}), got {given!r}")
+    for value in values:
+        if not -_TWO63 <= value < _TWO63:
+            refuse_value(f"{name} must be {count} integers ({axes}) of 64 bits, got {given!r}")
+    return values
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        refuse_type(f"{name} must be a name, got {text!r}")
+    if not (text.isascii() and text.isprintable()):
+        refuse_value(f"{name} must be a name in printable ASCII, got {text!r}")
+
+
+def _scale(scale: Any) -> Any:
+    if scale is None or type(scale) is float or isinstance(scale, torch.SymFloat):
+        return scale
+    if not isinstance(scale, numbers.Real):
+        refuse_type(f"scale must be a finite number or None, got {scale!r}")
+    try:
+        return float(scale)
+    except OverflowError:
+        refuse_value("scale must be a finite number or None, got an integer beyond every float")
 
 
 def _make_options(
@@ -79,20 +102,17 @@ def _make_options(
     total: Sequence[int] | None,
 ) -> dict[str, Any]:
     for name, text in (("scheme", scheme), ("stage", stage), ("empty_row", empty_row)):
-        if not isinstance(text, str):
-            refuse_type(f"{name} must be a name, got {text!r}")
-    if causal_align not in _ALIGN:
+        _check_text(name, text)
+    if not isinstance(causal_align, str) or causal_align not in _ALIGN:
         refuse_value(
             'causal_align must be "top-left" (as PyTorch) or "bottom-right" (as flash-attention), '
             f"got {causal_align!r}"
         )
-    if not isinstance(is_causal, (bool, int)):
+    if not isinstance(is_causal, (bool, int)) or is_causal not in (0, 1):
         refuse_type(f"is_causal must be True or False, got {is_causal!r}")
-    if scale is not None and not isinstance(scale, (numbers.Real, torch.SymFloat)):
-        refuse_type(f"scale must be a finite number or None, got {scale!r}")
     left, right = (-1, -1) if window is None else _integers("window", window, 2, "left, right")
     options = {
-        "scale": scale,
+        "scale": _scale(scale),
         "is_causal": bool(is_causal),
         "bottom_right": _ALIGN[causal_align],
         "window_left": left,

@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
-
 #include "attndrop/attndrop.h"
 
+#include "allocate.h"
 #include "call.h"
 #include "errors.h"
 #include "stack.h"
@@ -23,7 +22,7 @@ constexpr std::int64_t kRowFigures = 8;
 
 Tensor Matrix(const std::vector<double>& values, std::int64_t rows, std::int64_t columns) {
   const std::int64_t sizes[] = {rows, columns};
-  const Tensor tensor = torch::stable::empty(sizes, ScalarType::Double);
+  const Tensor tensor = Allocate(sizes, ScalarType::Double);
   std::copy(values.begin(), values.end(), static_cast<double*>(tensor.mutable_data_ptr()));
   return tensor;
 }

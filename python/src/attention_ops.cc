@@ -2,13 +2,13 @@
 // attndrop::forward, attndrop::backward and attndrop::keep_mask for tensors on the CPU.
 #include <array>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
-
 #include "attndrop/attndrop.h"
 
+#include "allocate.h"
 #include "call.h"
 #include "errors.h"
 #include "stack.h"
@@ -18,21 +18,6 @@ namespace attndrop::python {
 namespace {
 
 using torch::headeronly::ScalarType;
-
-Tensor Empty(const std::vector<std::int64_t>& sizes, ScalarType type) {
-  return torch::stable::empty(sizes, type);
-}
-
-// A dense tensor (batch, heads, rows, columns) whose heads lie inside or outside its rows in memory
-// as they do in `like`: a projection that is viewed as heads gets its result in its own order.
-Tensor EmptyInOrderOf(const Tensor& like, std::int64_t columns) {
-  const std::array<std::int64_t, 4> sizes{like.size(0), like.size(1), like.size(2), columns};
-  if (like.stride(1) >= like.stride(2)) {
-    return Empty({sizes[0], sizes[1], sizes[2], sizes[3]}, like.scalar_type());
-  }
-  return torch::stable::transpose(
-      Empty({sizes[0], sizes[2], sizes[1], sizes[3]}, like.scalar_type()), 1, 2);
-}
 
 ScalarType LogsumexpType(const Tensor& query) {
   return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
@@ -49,9 +34,9 @@ void ForwardOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t 
   const AttentionShape shape = ShapeOf(in);
   const Problem problem = MakeProblem(shape, DTypeOf(in.query, "query"), side, options);
   const Plan plan = ValueOrThrow(Plan::Make(problem));
-  const Tensor out = EmptyInOrderOf(in.query, shape.head_dim_v);
+  const Tensor out = AllocateInOrderOf(in.query, shape.head_dim_v);
   const Tensor logsumexp =
-      Empty({shape.batch, shape.num_heads, shape.seqlen_q}, LogsumexpType(in.query));
+      Allocate(std::array{shape.batch, shape.num_heads, shape.seqlen_q}, LogsumexpType(in.query));
   TorchExecutor executor;
   Scratch scratch;
   ThrowUnlessOk(Forward(plan,
@@ -75,16 +60,16 @@ struct GradientTensors {
 // What is not wanted stays an empty tensor.
 GradientTensors EmptyGradients(const AttentionTensors& in, const SideTensors& side,
                                const std::vector<std::int64_t>& wanted) {
-  const Tensor none = Empty({0}, in.query.scalar_type());
+  const Tensor none = Allocate(std::array{std::int64_t{0}}, in.query.scalar_type());
   const auto like = [&](std::size_t index, const Tensor& tensor) {
-    return wanted[index] != 0 ? EmptyInOrderOf(tensor, tensor.size(3)) : none;
+    return wanted[index] != 0 ? AllocateInOrderOf(tensor, tensor.size(3)) : none;
   };
   GradientTensors grads{like(0, in.query), like(1, in.key), like(2, in.value), none};
   if (wanted[3] != 0) {
     if (!side.attn_mask) Refuse("value", "a gradient of attn_mask is wanted but there is none");
     const Tensor& mask = *side.attn_mask;
-    grads.attn_mask =
-        Empty({mask.size(0), mask.size(1), mask.size(2), mask.size(3)}, mask.scalar_type());
+    grads.attn_mask = Allocate(std::array{mask.size(0), mask.size(1), mask.size(2), mask.size(3)},
+                               mask.scalar_type());
   }
   return grads;
 }
@@ -93,10 +78,10 @@ Strided<void> OutputViewIf(std::int64_t wanted, const Tensor& tensor) {
   return wanted != 0 ? OutputView(tensor) : Strided<void>{};
 }
 
-void CheckLike(const Tensor& tensor, const char* name, const Tensor& like,
-               const std::vector<std::int64_t>& sizes) {
+void CheckResult(const Tensor& tensor, const char* name, ScalarType type,
+                 std::span<const std::int64_t> sizes) {
   bool equal = tensor.is_cpu() && tensor.dim() == static_cast<std::int64_t>(sizes.size()) &&
-               tensor.scalar_type() == like.scalar_type();
+               tensor.scalar_type() == type;
   for (std::size_t axis = 0; equal && axis < sizes.size(); ++axis) {
     equal = tensor.size(static_cast<std::int64_t>(axis)) == sizes[axis];
   }
@@ -104,10 +89,10 @@ void CheckLike(const Tensor& tensor, const char* name, const Tensor& like,
   std::string wanted;
   for (const std::int64_t size : sizes)
     wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
-  Refuse("value",
-         std::string(name) + " must be a " + torch::headeronly::toString(like.scalar_type()) +
-             " tensor of shape (" + wanted + ") on the CPU, got " +
-             torch::headeronly::toString(tensor.scalar_type()) + " of shape " + ShapeText(tensor));
+  Refuse("value", std::string(name) + " must be a " + torch::headeronly::toString(type) +
+                      " tensor of shape (" + wanted + ") on the CPU, got " +
+                      torch::headeronly::toString(tensor.scalar_type()) + " of shape " +
+                      ShapeText(tensor));
 }
 
 struct BackwardTensors {
@@ -119,14 +104,14 @@ struct BackwardTensors {
 };
 
 void CheckBackwardTensors(const BackwardTensors& t, const AttentionShape& shape) {
-  const std::vector<std::int64_t> rows{shape.batch, shape.num_heads, shape.seqlen_q};
-  std::vector<std::int64_t> out_sizes = rows;
-  out_sizes.push_back(shape.head_dim_v);
-  CheckLike(t.grad_out, "grad_out", t.in.query, out_sizes);
-  CheckLike(t.out, "out", t.in.query, out_sizes);
-  const Tensor like_logsumexp = Empty({0}, LogsumexpType(t.in.query));
-  CheckLike(t.logsumexp, "logsumexp", like_logsumexp, rows);
-  if (t.grad_logsumexp) CheckLike(*t.grad_logsumexp, "grad_logsumexp", like_logsumexp, rows);
+  const std::array out_sizes{shape.batch, shape.num_heads, shape.seqlen_q, shape.head_dim_v};
+  const std::span rows = std::span(out_sizes).first<3>();
+  const ScalarType type = t.in.query.scalar_type();
+  const ScalarType logsumexp_type = LogsumexpType(t.in.query);
+  CheckResult(t.grad_out, "grad_out", type, out_sizes);
+  CheckResult(t.out, "out", type, out_sizes);
+  CheckResult(t.logsumexp, "logsumexp", logsumexp_type, rows);
+  if (t.grad_logsumexp) CheckResult(*t.grad_logsumexp, "grad_logsumexp", logsumexp_type, rows);
 }
 
 void BackwardOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -180,9 +165,9 @@ void KeepMaskOp(StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t
   const AttentionShape& shape = problem.shape();
   const std::vector<std::int64_t> mask_sizes{shape.batch, shape.num_heads, shape.seqlen_q,
                                              shape.seqlen_k};
-  const Tensor keep = Empty(mask_sizes, ScalarType::Bool);
+  const Tensor keep = Allocate(mask_sizes, ScalarType::Bool);
   const Tensor factors =
-      Empty(with_factors ? mask_sizes : std::vector<std::int64_t>{0}, ScalarType::Double);
+      Allocate(with_factors ? mask_sizes : std::vector<std::int64_t>{0}, ScalarType::Double);
   KeepMaskBuffers buffers{.mask = MaskViews(side),
                           .keep = static_cast<std::uint8_t*>(keep.mutable_data_ptr())};
   if (with_factors) buffers.factors = static_cast<double*>(factors.mutable_data_ptr());
