@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,9 @@ const Sixteen kSixteens[] = {
     {"float16", DType::kFloat16, 10, 15, 0x7C00, ToFloat16},
     {"bfloat16", DType::kBFloat16, 7, 127, 0x7F80, ToBFloat16},
 };
+
+// Names of tests would show the bytes otherwise.
+void PrintTo(const Sixteen& sixteen, std::ostream* out) { *out << sixteen.name; }
 
 class SixteenTest : public ::testing::TestWithParam<Sixteen> {};
 

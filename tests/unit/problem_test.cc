@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -251,6 +252,9 @@ std::string CombinationName(const Combination& c) {
   }
   return "none";
 }
+
+// Names of tests would show the bytes otherwise.
+void PrintTo(const Combination& c, std::ostream* out) { *out << CombinationName(c); }
 
 class LegalityTest : public ::testing::TestWithParam<Combination> {
  protected:

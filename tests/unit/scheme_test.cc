@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -72,17 +73,30 @@ std::uint32_t Declared(AxisMap axis, const Coord& at, std::uint32_t own, std::ui
   return 0;
 }
 
-class SchemeTest : public ::testing::TestWithParam<Scheme> {};
+// A scheme by its name: names of tests would show the bytes otherwise.
+struct NamedScheme {
+  Scheme scheme;
+  friend void PrintTo(const NamedScheme& named, std::ostream* out) {
+    *out << named.scheme.info.name;
+  }
+};
 
-INSTANTIATE_TEST_SUITE_P(Schemes, SchemeTest,
-                         ::testing::ValuesIn(Schemes().begin(), Schemes().end()),
-                         [](const auto& i) { return std::string(i.param.info.name); });
+std::vector<NamedScheme> NamedSchemes() {
+  std::vector<NamedScheme> named;
+  for (const Scheme& scheme : Schemes()) named.push_back({scheme});
+  return named;
+}
+
+class SchemeTest : public ::testing::TestWithParam<NamedScheme> {};
+
+INSTANTIATE_TEST_SUITE_P(Schemes, SchemeTest, ::testing::ValuesIn(NamedSchemes()),
+                         [](const auto& i) { return std::string(i.param.scheme.info.name); });
 
 TEST_P(SchemeTest, DeclaredAxesMatchTheMap) {
-  const SchemeInfo& info = GetParam().info;
+  const SchemeInfo& info = GetParam().scheme.info;
   for (const SchemeParamValues& params : SomeParams(info)) {
     for (const Coord& at : SomeCoords()) {
-      const FieldPoint point = GetParam().point_of(params, at);
+      const FieldPoint point = GetParam().scheme.point_of(params, at);
       if (info.query_axis != AxisMap::kUndeclared) {
         ASSERT_EQ(point.r, Declared(info.query_axis, at, at.query, params[0]));
       }
@@ -97,19 +111,19 @@ TEST_P(SchemeTest, DeclaredAxesMatchTheMap) {
 
 TEST_P(SchemeTest, MapIsAFunctionOfItsArguments) {
   for (const Coord& at : SomeCoords()) {
-    const SchemeParamValues params = DefaultParams(GetParam().info);
-    ASSERT_EQ(GetParam().point_of(params, at), GetParam().point_of(params, at));
+    const SchemeParamValues params = DefaultParams(GetParam().scheme.info);
+    ASSERT_EQ(GetParam().scheme.point_of(params, at), GetParam().scheme.point_of(params, at));
   }
 }
 
 // Drawing a row again must not touch what another row of the same head reads.
 TEST_P(SchemeTest, RowsThatCanBeDrawnAgainShareNothing) {
-  if (!GetParam().info.row_redraw) return;
-  const SchemeParamValues params = DefaultParams(GetParam().info);
+  if (!GetParam().scheme.info.row_redraw) return;
+  const SchemeParamValues params = DefaultParams(GetParam().scheme.info);
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> owner;
   for (std::uint32_t query = 0; query < 40; ++query) {
     for (std::uint32_t key = 0; key < 40; ++key) {
-      const FieldPoint point = GetParam().point_of(params, {1, 2, query, key});
+      const FieldPoint point = GetParam().scheme.point_of(params, {1, 2, query, key});
       const auto [entry, is_new] = owner.try_emplace({point.r, point.c}, query);
       ASSERT_EQ(entry->second, query) << "queries share a draw";
       ASSERT_TRUE(is_new) << "two keys of a row share a draw";
@@ -118,7 +132,7 @@ TEST_P(SchemeTest, RowsThatCanBeDrawnAgainShareNothing) {
 }
 
 TEST_P(SchemeTest, DescribesItself) {
-  const SchemeInfo& info = GetParam().info;
+  const SchemeInfo& info = GetParam().scheme.info;
   EXPECT_FALSE(info.summary.empty());
   EXPECT_LE(info.summary.size(), 70U);
   EXPECT_EQ(info.summary.find('\n'), std::string_view::npos);
@@ -132,7 +146,7 @@ TEST_P(SchemeTest, DescribesItself) {
 }
 
 TEST_P(SchemeTest, TextIsInverse) {
-  const SchemeInfo& info = GetParam().info;
+  const SchemeInfo& info = GetParam().scheme.info;
   for (const SchemeParamValues& params : SomeParams(info)) {
     const ParsedScheme scheme{FindScheme(info.name), params};
     const std::string text = SchemeText(scheme);
