@@ -16,9 +16,8 @@ import time
 import torch
 import torch.nn.functional as F
 from agreement import check, check_random, line_of, tensors_of
+from interleaved import beside, measure
 from native import Native
-
-SAMPLE_SECONDS = 0.004  # shorter calls are repeated within a sample
 
 
 def case(name, dtype="f32", dropout_p=0.1, causal=False, gradients=True, **sizes):
@@ -141,28 +140,6 @@ def contestants(problem, gradients, threads):
     return {"forward": forward, **({"forward+backward": both} if gradients else {})}
 
 
-def sample(function, calls, clock):
-    begin = clock()
-    for _ in range(calls):
-        function()
-    return (clock() - begin) / calls
-
-
-def measure(functions, repeats, clock):
-    """{name: seconds of each repeat}, all in turn."""
-    calls = {}
-    for name, function in functions.items():
-        function()
-        seconds = sample(function, 1, clock)
-        calls[name] = 1 + int(SAMPLE_SECONDS / max(seconds, 1e-7))
-    times = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            function()
-            times[name].append(sample(function, calls[name], clock))
-    return times
-
-
 def results(repeats, threads, clock, wanted):
     for name, gradients, problem in CASES:
         if wanted and wanted not in name:
@@ -176,15 +153,7 @@ def results(repeats, threads, clock, wanted):
                 "direction": direction,
                 "threads": threads,
                 "attndrop_s": statistics.median(ours),
-                "peers": {
-                    peer: {
-                        "seconds": statistics.median(theirs),
-                        "ratio": statistics.median(
-                            a / b for a, b in zip(theirs, ours, strict=True)
-                        ),
-                    }
-                    for peer, theirs in times.items()
-                },
+                "peers": beside(times, ours),
             }
 
 

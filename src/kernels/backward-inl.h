@@ -45,10 +45,8 @@ struct WeightsAgainGroup {
   HWY_INLINE void Run(std::size_t first, std::size_t lane) const {
     const DF d;
     const RowGroup<R> group(args.list, first);
-    const float* key[R];
-    PointAtRows<R>(args.key, group.keys, key);
     Accumulators<R, C> acc;
-    Product<R, C>(d, args.query + lane, Stride(args.width), key, 1, Stride(args.head_dim), acc);
+    RowsTimesLanes<R, C>(args.key, group, args.query + lane, args.width, args.head_dim, acc);
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;
@@ -89,11 +87,8 @@ struct GradLogitsGroup {
   HWY_INLINE void Run(std::size_t first, std::size_t lane) const {
     const DF d;
     const RowGroup<R> group(args.kept_list, first);
-    const float* value[R];
-    PointAtRows<R>(args.value, group.keys, value);
     Accumulators<R, C> acc;
-    Product<R, C>(d, args.grad_out + lane, Stride(args.width), value, 1, Stride(args.head_dim),
-                  acc);
+    RowsTimesLanes<R, C>(args.value, group, args.grad_out + lane, args.width, args.head_dim, acc);
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const std::size_t offset = lane + static_cast<std::size_t>(c) * kLanes;

@@ -3,29 +3,15 @@
 #include "kernels/backward_prepare.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <new>
+#include <numbers>
 
+#include "kernels/finite.h"
 #include "kernels/lane_rows.h"
 #include "kernels/tile_words.h"
 
 namespace attndrop {
-namespace {
-
-constexpr double kLog2E = 1.4426950408889634;
-
-bool AllFinite(const float* x, std::size_t count) noexcept {
-  std::uint32_t non_finite = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(x[i]) & 0x7F800000U;
-    non_finite |= static_cast<std::uint32_t>(exponent == 0x7F800000U);
-  }
-  return non_finite == 0;
-}
-
-}  // namespace
-
 bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexcept {
   for (std::size_t row = 0; row < count; ++row) {
     if (!AllFinite(rows.Row(row), cols)) return false;
@@ -43,7 +29,7 @@ void BlockPreparation::Run(std::int64_t batch, std::int64_t head, std::int64_t i
   float* const query = flight.query + lanes * sizes_.head_dim;
   float* const grad_out = flight.grad_out + lanes * sizes_.head_dim_v;
   alignas(64) float scale[kBlockQueries];
-  std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
+  std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * std::numbers::log2e));
   const bool query_finite = LoadLanes(record.block, buffers_.query, sizes_.head_dim, buffer, query);
   const bool grad_out_finite =
       LoadLanes(record.block, buffers_.grad_out, sizes_.head_dim_v, buffer, grad_out);
@@ -94,14 +80,14 @@ void BlockPreparation::LoadRowNumbers(BlockRecord& record, float* buffer) const 
     logsumexp.CopyPadded(row, 1, 1, 1, &number);
     // A row that sees no key has logsumexp -inf; its weights are 0 by its words.
     const bool empty = number == -std::numeric_limits<float>::infinity();
-    const double log2 = empty ? 0.0 : static_cast<double>(number) * kLog2E;
+    const double log2 = empty ? 0.0 : static_cast<double>(number) * std::numbers::log2e;
     record.logsumexp[lane] = static_cast<float>(log2);
     record.logsumexp_rest[lane] =
         static_cast<float>(log2 - static_cast<double>(record.logsumexp[lane]));
     record.delta[lane] = static_cast<float>(delta);
     record.no_delta = record.no_delta && record.delta[lane] == 0.0F;
     record.finite =
-        record.finite && AllFinite(&record.logsumexp[lane], 1) && AllFinite(&record.delta[lane], 1);
+        record.finite && IsFinite(record.logsumexp[lane]) && IsFinite(record.delta[lane]);
   }
 }
 

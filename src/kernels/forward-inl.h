@@ -71,15 +71,22 @@ HWY_INLINE void PointAtRows(const TileRows& tile, const std::size_t (&rows)[R],
   for (int r = 0; r < R; ++r) pointers[r] = tile.Row(rows[r]);
 }
 
+// acc[r] = sum over dims of a row of the group times the lanes of that dim; the rows broadcast.
+template <int R, int C>
+HWY_INLINE void RowsTimesLanes(const TileRows& tile, const RowGroup<R>& group, const float* lanes,
+                               std::size_t width, std::size_t head_dim, Accumulators<R, C>& acc) {
+  const float* rows[R];
+  PointAtRows<R>(tile, group.keys, rows);
+  Product<R, C>(DF(), lanes, Stride(width), rows, 1, Stride(head_dim), acc);
+}
+
 template <int R, int C>
 HWY_INLINE void LogitsGroup(const LogitsArgs& args, std::size_t first, std::size_t lane,
                             VF (&largest)[C]) {
   const DF d;
   const RowGroup<R> group(args.list, first);
-  const float* key[R];
-  PointAtRows<R>(args.key, group.keys, key);
   Accumulators<R, C> acc;
-  Product<R, C>(d, args.query + lane, Stride(args.width), key, 1, Stride(args.head_dim), acc);
+  RowsTimesLanes<R, C>(args.key, group, args.query + lane, args.width, args.head_dim, acc);
   HWY_UNROLL(8)
   for (int r = 0; r < R; ++r) {
     float* const row = args.logits + group.rows[r] * args.width + lane;

@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numbers>
 
 #include "kernels/lane_rows.h"
 
 namespace attndrop {
 namespace {
-
-constexpr double kLog2E = 1.4426950408889634;
 
 constexpr std::size_t PaddedDim(std::size_t head_dim) noexcept {
   return (head_dim + kDimPadding - 1) / kDimPadding * kDimPadding;
@@ -87,7 +86,7 @@ void ForwardProducts::LoadQueryLanes(const RowReader& reader, const QueryBlock& 
   kernels_.transpose(rows.data, rows.stride, count, head_dim_, query + block.lane_begin,
                      Stride(block.width));
   alignas(64) float scale[kBlockQueries];
-  std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * kLog2E));
+  std::fill_n(scale, kBlockQueries, static_cast<float>(problem_.scale() * std::numbers::log2e));
   kernels_.scale_lanes(query, head_dim_, block.width, scale);
 }
 
@@ -112,7 +111,7 @@ void ForwardProducts::LoadQueryRows(const RowReader& reader, const QueryBlock& b
   const std::size_t padded = PaddedDim(head_dim_);
   const std::size_t count = block.lane_end - block.lane_begin;
   const TileRows rows = ReadLanes(reader, block, QueryLanes(block), head_dim_, rows_);
-  const auto scale = static_cast<float>(problem_.scale() * kLog2E);
+  const auto scale = static_cast<float>(problem_.scale() * std::numbers::log2e);
   std::fill_n(query, kFewQueries * padded, 0.0F);
   for (std::size_t row = 0; row < count; ++row) {
     for (std::size_t dim = 0; dim < head_dim_; ++dim) {
@@ -155,15 +154,16 @@ void ForwardProducts::FindLogits(const BlockProducts& at, const TileInputs& inpu
                               .logits = at.weights,
                               .largest = largest});
     case ProductWay::kPairs:
-      return tiling_.bf16->logits({.query = reinterpret_cast<const Bf16Pair*>(at.query),
-                                   .head_dim = head_dim_,
-                                   .width = block.width,
-                                   .lanes = at.words->lanes,
-                                   .key = inputs.key_pairs,
-                                   .list = at.words->parts(),
-                                   .scale = static_cast<float>(problem_.scale() * kLog2E),
-                                   .logits = at.weights,
-                                   .largest = largest});
+      return tiling_.bf16->logits(
+          {.query = reinterpret_cast<const Bf16Pair*>(at.query),
+           .head_dim = head_dim_,
+           .width = block.width,
+           .lanes = at.words->lanes,
+           .key = inputs.key_pairs,
+           .list = at.words->parts(),
+           .scale = static_cast<float>(problem_.scale() * std::numbers::log2e),
+           .logits = at.weights,
+           .largest = largest});
     case ProductWay::kFewQueries:
       return kernels_.few_logits({.query = at.query,
                                   .query_stride = PaddedDim(head_dim_),

@@ -6,10 +6,12 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "core/arena.h"
 #include "core/array_view.h"
 #include "core/head_rows.h"
+#include "kernels/finite.h"
 #include "kernels/forward_products.h"
 #include "kernels/fused.h"
 #include "kernels/lane_rows.h"
@@ -17,8 +19,6 @@
 
 namespace attndrop {
 namespace {
-
-constexpr double kLn2 = 0.693147180559945309;
 
 // A block of queries under way: everything that lives from tile to tile.
 struct BlockWork {
@@ -29,10 +29,6 @@ struct BlockWork {
   alignas(64) float largest[kBlockQueries];
   alignas(64) float sums[kBlockQueries];
 };
-
-bool IsFinite(float x) noexcept {
-  return (std::bit_cast<std::uint32_t>(x) & 0x7F800000U) != 0x7F800000U;
-}
 
 class ForwardWorker {
  public:
@@ -217,8 +213,8 @@ class ForwardWorker {
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
       const double sum = static_cast<double>(work.sums[lane]);
       const double log2 = static_cast<double>(work.largest[lane]) + std::log2(sum);
-      const float value =
-          sum == 0.0 ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2 * kLn2);
+      const float value = sum == 0.0 ? -std::numeric_limits<float>::infinity()
+                                     : static_cast<float>(log2 * std::numbers::ln2);
       logsumexp.Write(block.local_query(lane), 1, 1, &value, 1);
     }
   }

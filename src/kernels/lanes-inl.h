@@ -87,33 +87,36 @@ HWY_INLINE VF ScaleByPowerOf2(DF d, VF p, VF whole) {
 #endif
 }
 
-// 2^x for x <= 1; NaN stays NaN. Relative error below 2.2e-7 (2 ULP), which a softmax divides out
-// again for the most part: its largest term, bias included, is also in the sum.
-// Round to nearest, then a degree-5 minimax polynomial on [-0.5, 0.5].
-HWY_INLINE VF Exp2(DF d, VF x) {
+// 2^x for x <= 1 by rounding to nearest and a minimax polynomial on [-0.5, 0.5], highest power
+// first. NaN stays NaN.
+template <int N>
+HWY_INLINE VF Exp2By(DF d, VF x, const float (&coefficients)[N]) {
   const VF whole = hn::Round(x);
   const VF part = hn::Sub(x, whole);
-  VF p = hn::Set(d, 0.0013276472454890609F);
-  p = hn::MulAdd(p, part, hn::Set(d, 0.009675540961325169F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.05550713092088699F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.24022120237350464F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.6931469440460205F));
-  p = hn::MulAdd(p, part, hn::Set(d, 1.0000001192092896F));
+  VF p = hn::Set(d, coefficients[0]);
+  HWY_UNROLL(8)
+  for (int i = 1; i < N; ++i) p = hn::MulAdd(p, part, hn::Set(d, coefficients[i]));
   return ScaleByPowerOf2(d, p, whole);
 }
 
-// The same to 0.7 ULP, with degree 6: for weights that no later division corrects (backward).
+// Relative error below 2.2e-7 (2 ULP), which a softmax divides out again for the most part: its
+// largest term, bias included, is also in the sum.
+HWY_INLINE VF Exp2(DF d, VF x) {
+  constexpr float kDegree5[] = {0.0013276472454890609F, 0.009675540961325169F, 0.05550713092088699F,
+                                0.24022120237350464F,   0.6931469440460205F,   1.0000001192092896F};
+  return Exp2By(d, x, kDegree5);
+}
+
+// To 0.7 ULP: for weights that no later division corrects (backward).
 HWY_INLINE VF PreciseExp2(DF d, VF x) {
-  const VF whole = hn::Round(x);
-  const VF part = hn::Sub(x, whole);
-  VF p = hn::Set(d, 0.0001534581242594868F);
-  p = hn::MulAdd(p, part, hn::Set(d, 0.0013399930903688073F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.009618489071726799F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.05550328642129898F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.24022646248340607F));
-  p = hn::MulAdd(p, part, hn::Set(d, 0.6931471824645996F));
-  p = hn::MulAdd(p, part, hn::Set(d, 1.0F));
-  return ScaleByPowerOf2(d, p, whole);
+  constexpr float kDegree6[] = {0.0001534581242594868F,
+                                0.0013399930903688073F,
+                                0.009618489071726799F,
+                                0.05550328642129898F,
+                                0.24022646248340607F,
+                                0.6931471824645996F,
+                                1.0F};
+  return Exp2By(d, x, kDegree6);
 }
 
 }  // namespace HWY_NAMESPACE

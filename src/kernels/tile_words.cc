@@ -6,11 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 namespace attndrop {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634;
 // Biases end here so that adding one to a logit stays finite: rows of lowest floats are equal.
 constexpr double kLargestBias = 3.0e38;
 
@@ -227,7 +227,7 @@ void TileWordSource::AddBias(const QueryBlock& block, const KeyRange& keys,
     const std::int64_t position = block.global_query(lane) + block.sequence.shift;
     std::int64_t global_key = keys.begin + block.sequence.origin_k;
     for (std::size_t key = 0; key < words.count; ++key, ++at.key, ++global_key) {
-      const double bias = mask_.Bias(at, std::abs(position - global_key)) * kLog2E;
+      const double bias = mask_.Bias(at, std::abs(position - global_key)) * std::numbers::log2e;
       words.bias[key * block.width + lane] =
           static_cast<float>(std::clamp(bias, -kLargestBias, kLargestBias));
     }

@@ -7,7 +7,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CODE_FOLDERS = ["include", "src", "cli", "tests", "fuzz", "bench"]
+CODE_FOLDERS = ["include", "src", "cli", "python", "tests", "fuzz", "bench", "examples", "docs"]
 
 
 def files(folders, *suffixes):
