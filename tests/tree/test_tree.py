@@ -2,6 +2,7 @@
 """Habits that the whole tree keeps: sizes, layers, licence lines, documents and their links."""
 
 import pathlib
+import json
 import re
 
 import pytest
@@ -178,3 +179,14 @@ def test_links_between_documents_lead_somewhere():
                     yield f"broken link to {target}"
 
     check(sorted(ROOT.glob("*.md")) + files(["docs"], ".md"), complain)
+
+
+def test_mutants_still_apply():
+    """A fault whose text is gone breaks nothing, and nobody would notice until all are run."""
+    mutants = json.loads((ROOT / "tests/mutants/mutants.json").read_text(encoding="utf-8"))
+    gone = [
+        mutant["name"]
+        for mutant in mutants
+        if (ROOT / mutant["file"]).read_text(encoding="utf-8").count(mutant["search"]) != 1
+    ]
+    assert not gone
