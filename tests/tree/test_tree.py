@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Habits that the whole tree keeps: sizes, layers, licence lines, documents and their links."""
 
-import pathlib
 import json
+import pathlib
 import re
 
 import pytest
