@@ -181,18 +181,16 @@ class ForwardWorker {
   // out = factor * out / sums; false when some number is not finite.
   bool Normalise(BlockWork& work) const noexcept {
     const QueryBlock& block = work.block;
+    const std::size_t lanes = block.lane_end - block.lane_begin;
     alignas(64) float scale[kBlockQueries] = {};
-    bool finite = true;
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
       if (work.sums[lane] != 0.0F) scale[lane] = work.state.factor[lane] / work.sums[lane];
-      finite = finite && IsFinite(work.sums[lane]) && IsFinite(work.largest[lane]);
     }
     kernels_.scale_lanes(work.out, head_dim_v_, block.width, scale);
+    bool finite = AllFinite(work.sums + block.lane_begin, lanes) &&
+                  AllFinite(work.largest + block.lane_begin, lanes);
     for (std::size_t dim = 0; dim < head_dim_v_; ++dim) {
-      const float* const out = work.out + dim * block.width;
-      for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
-        finite = finite && IsFinite(out[lane]);
-      }
+      finite = AllFinite(work.out + dim * block.width + block.lane_begin, lanes) && finite;
     }
     return finite;
   }

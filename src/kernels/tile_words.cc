@@ -179,8 +179,8 @@ void TileWordSource::Fill(const QueryBlock& block, const BlockState& state, cons
   for (std::size_t key = 0; !words.all_part && key < words.count; ++key) needed |= words.part[key];
   words.lanes = LanesAround(needed & lanes, block.width);
   words.whole_parts = words.all_part || AllWhole(words.part, words.count, lanes);
-  words.whole_keeps =
-      words.whole_parts && !words.has_special && AllWhole(words.kept, words.count, lanes);
+  words.whole_keeps = words.has_kept && words.whole_parts && !words.has_special &&
+                      AllWhole(words.kept, words.count, lanes);
   ListParts(lanes, words);
   ListKept(lanes, words);
 }
