@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures every row of the table in docs/benchmarks.md and prints the table.
+"""Measures every row of the tables in docs/benchmarks.md and prints the tables.
 
-python bench/report.py BUILD_DIR            to standard output
-python bench/report.py BUILD_DIR --write    into docs/benchmarks.md
+python bench/report.py BUILD_DIR                to standard output
+python bench/report.py BUILD_DIR --write        into docs/benchmarks.md
+python bench/report.py BUILD_DIR --python BIN   with the second table: BIN has torch and attndrop
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 
 from report_rows import ROWS
+from report_rows_python import PYTHON_ROWS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
@@ -58,6 +60,7 @@ class Figures:
         self.peer = {}  # (case, direction) -> object of peers.py
         self.scratch = {}
         self.keep_cells = 0.0
+        self.python = {}  # part -> rows of python_peers.py; empty without --python
 
     def of(self, group, line, direction):
         return self.bench[group, line, direction]
@@ -86,7 +89,7 @@ def run_json(words, **environment):
     return json.loads(done.stdout)
 
 
-def commands(build):
+def commands(build, python):
     """The commands behind the letters; lines are left out."""
     tool = build / "cli/attndrop"
     found = {}
@@ -101,12 +104,14 @@ def commands(build):
         "--benchmark_format=json",
         "--benchmark_repetitions=5",
     ]
+    if python:
+        found["H"] = [python, ROOT / "bench/python_peers.py", "--json"]
     return found
 
 
-def measure(build, repeats, clock):
+def measure(build, python, repeats, clock):
     figures = Figures()
-    for letter, words in commands(build).items():
+    for letter, words in commands(build, python).items():
         print(f"measuring {letter} ...", file=sys.stderr, flush=True)
         if letter in GROUPS:
             chosen = "wall" if letter == "D" else clock
@@ -121,6 +126,8 @@ def measure(build, repeats, clock):
             more = ["--repeats", repeats, "--clock", clock]
             for row in run_json([*words, *more], ATTNDROP_C=library):
                 figures.peer[row["case"], row["direction"]] = row
+        elif letter == "H":
+            figures.python = run_json([*words, "--repeats", repeats, "--clock", clock])
         else:
             rows = run_json(words)["benchmarks"]
             figures.keep_cells = next(
@@ -161,6 +168,7 @@ def shown(words, build):
     text = re.sub(r"( --problem (?:(?! --).)*)+", " --problem LINE ...", text)
     text = text.replace(f"{build}/cli/", "").replace(f"{build}/", "build/bench/")
     text = text.replace(sys.executable, "python").replace(f"{ROOT}/", "")
+    text = re.sub(r"^\S*/python\S*(?= bench/)", "python", text)
     return f"`{text}`"
 
 
@@ -180,10 +188,10 @@ def mark(values, bounds, at_least):
     return texts
 
 
-def table(figures):
+def table(rows, figures):
     lines = ["| what | floor | aim | reached | from |", "|---|---|---|---|---|"]
     missed = 0
-    for row in ROWS:
+    for row in rows:
         reached = mark(row.values(figures), row.floor, row.at_least)
         missed += sum(text.startswith("**") for text in reached)
         cells = [row.what, bounds(row.floor), bounds(row.aim), " / ".join(reached), row.source]
@@ -191,12 +199,14 @@ def table(figures):
     return "\n".join(lines) + "\n", missed
 
 
-def report(build, figures, load, clock):
-    text, missed = table(figures)
-    legend = "".join(
-        f"- {letter}: {shown(words, build)}\n" for letter, words in commands(build).items()
-    )
-    return f"{describe_machine(build, figures, load, clock)}\n{text}\n{legend}", missed
+def report(figures, machine, legend):
+    text, missed = table(ROWS, figures)
+    text = f"{machine}\n{text}\n"
+    if figures.python:
+        second, missed_there = table(PYTHON_ROWS, figures)
+        text += f"From PyTorch, on one thread:\n\n{second}\n"
+        missed += missed_there
+    return text + legend, missed
 
 
 def main():
@@ -204,12 +214,18 @@ def main():
     parser.add_argument("build", type=pathlib.Path, help="a build with ATTNDROP_BENCHMARKS=ON")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--python", help="a Python with torch and attndrop, for the second table")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     load = os.getloadavg()[0]
-    figures = measure(build, arguments.repeats, arguments.clock)
-    text, missed = report(build, figures, load, arguments.clock)
+    figures = measure(build, arguments.python, arguments.repeats, arguments.clock)
+    legend = "".join(
+        f"- {letter}: {shown(words, build)}\n"
+        for letter, words in commands(build, arguments.python).items()
+    )
+    machine = describe_machine(build, figures, load, arguments.clock)
+    text, missed = report(figures, machine, legend)
     print(text)
     print(f"{missed} figures miss their floor", file=sys.stderr)
     if arguments.write:
