@@ -95,6 +95,7 @@ def small(options):
             batch, heads, seqlen, _ = shape
             yield {
                 "case": f"{shape}{', causal' * causal}",
+                "seqlen": seqlen,
                 "weights": batch * heads * seqlen * seqlen,
                 **compared(contestants(shape, causal), options),
             }

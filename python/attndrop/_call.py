@@ -79,7 +79,8 @@ def attend(
     mask = side[1]
     device_type = "cpu" if query.is_cpu else query.device.type
     if device_type != "meta" and _autocasts(device_type):
-        query, key, value, mask = cast_inputs(device_type, query, key, value, mask)  # type: ignore[assignment]
+        cast: Any = cast_inputs(device_type, query, key, value, mask)
+        query, key, value, mask = cast
     if mask is not None and mask.dim() < 4:
         mask = mask[(None,) * (4 - mask.dim())]
     if mask is not side[1]:

@@ -51,11 +51,13 @@ def call_offset(step: int, layer: int, micro: int = 0) -> int:
 
 def _signed(name: str, value: Any) -> int:
     """An integer of 64 bits as the int64 with the same bits."""
-    number: int = value
+    number: Any = value
     if type(value) is not int:
         try:
-            number = operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+            number = operator.index(value)
         except TypeError:
+            number = None
+        if number is None or isinstance(value, bool):
             refuse_type(
                 f"{name} must be an integer in 0 .. 2^64 - 1 or an integer tensor, got {value!r}"
             )

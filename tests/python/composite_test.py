@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import attndrop
@@ -11,7 +12,7 @@ import pytest
 import torch
 from attention_test import problem_mask, problems
 from attndrop import _composite as composite
-from attndrop import _extension, _format
+from attndrop import _extension, _format, _op
 from attndrop._composite import BackwardInputs, Side
 from support import POLICIES, SCHEMES, inputs, is_legal, largest_difference, rng
 
@@ -221,3 +222,13 @@ def test_another_device_says_once_that_it_has_no_kernels() -> None:
     out = attndrop.scaled_dot_product_attention(*meta, dropout_p=0.5, seed=1)
     assert out.device.type == "meta"
     assert out.shape == (1, 2, 4, 3)
+
+
+def test_the_name_of_a_device_without_kernels_is_given_once() -> None:
+    _op._warned_devices.discard("xpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for device in ("cpu", "xpu:0", "xpu:1", "xpu:0"):
+            _op._say_once(torch.device(device))
+    assert len(caught) == 1
+    assert "no kernels for xpu" in str(caught[0].message)

@@ -74,6 +74,17 @@ def test_rates_of_numpy() -> None:
         sdpa(*tensors, dropout_p=np.bool_(True))
 
 
+def test_seeds_of_numpy() -> None:
+    tensors = good()
+    expected = sdpa(*tensors, dropout_p=0.5, seed=7, offset=2)
+    got = sdpa(*tensors, dropout_p=0.5, seed=np.uint64(7), offset=np.int8(2))
+    assert torch.equal(got, expected)
+    with pytest.raises(ValueError, match=r"seed must be in 0 \.\. 2\^64 - 1, got -1"):
+        sdpa(*tensors, dropout_p=0.5, seed=np.int64(-1))
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        sdpa(*tensors, dropout_p=0.5, seed=torch.Generator())
+
+
 def test_tensors_that_hold_no_number() -> None:
     for name in ("seed", "offset"):
         with pytest.raises(TypeError, match=f"{name} must hold one integer, got torch.bool"):
