@@ -93,3 +93,20 @@ def test_second_derivatives() -> None:
     mine = jacrev(jacrev(lambda q: loss(q, key, value)))(query)
     theirs = torch.autograd.functional.hessian(lambda q: loss(q, key, value), query)
     torch.testing.assert_close(mine, theirs)
+
+
+def test_tensors_that_outlive_their_transform() -> None:
+    kept = []
+
+    def keep(query: Tensor) -> Tensor:
+        kept.append(query)
+        return (query**2).sum()
+
+    query, key, value = inputs(1, 2, 5, 3)
+    grad(keep)(query)
+    out = sdpa(kept[0], key, value, dropout_p=0.5, seed=7)
+    assert torch.equal(out, sdpa(query, key, value, dropout_p=0.5, seed=7))
+    mine = torch.autograd.grad(out.sum(), (query, key))
+    theirs = torch.autograd.grad(sdpa(query, key, value, dropout_p=0.5, seed=7).sum(), (query, key))
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
