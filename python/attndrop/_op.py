@@ -102,6 +102,7 @@ def _fake_keep_mask(*side: Any, sizes: list[int], with_factors: bool, **options:
 # ---- Gradients ------------------------------------------------------------------------------
 
 _MASK = 4  # of attn_mask among the inputs of forward
+_backward_op = _ops.backward.default
 
 
 def backward_grads(
@@ -117,21 +118,29 @@ def backward_grads(
     backward: what calls the operator of this name; by default the operator itself.
     """
     query, key, value, *side, out, logsumexp = saved
-    if grad_out is None and grad_logsumexp is None:
-        return (None,) * (3 + len(side))
+    unused = (None,) * (len(side) - 2)
     if grad_out is None:
+        if grad_logsumexp is None:
+            return (None,) * (3 + len(side))
         grad_out = torch.zeros_like(out)
     wanted = [int(needed[0]), int(needed[1]), int(needed[2]), int(needed[_MASK])]
     arguments = (grad_out, grad_logsumexp, query, key, value, out, logsumexp, *side)
     if backward is not None:
         grads = backward(*arguments, wanted=wanted, **options)
     elif torch.is_grad_enabled() or not is_plain_eager():
-        grads = _ops.backward.default(*arguments, wanted=wanted, **options)
+        grads = _backward_op(*arguments, wanted=wanted, **options)
     else:
         with below_autograd():
-            grads = _ops.backward.default(*arguments, wanted=wanted, **options)
-    given = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
-    return (*given[:3], None, given[3], *(None,) * (len(side) - 2))
+            grads = _backward_op(*arguments, wanted=wanted, **options)
+    of_query, of_key, of_value, of_mask = grads
+    return (
+        of_query if wanted[0] else None,
+        of_key if wanted[1] else None,
+        of_value if wanted[2] else None,
+        None,
+        of_mask if wanted[3] else None,
+        *unused,
+    )
 
 
 def _save_forward(ctx: Any, inputs: Any, keyword_only_inputs: Options, output: Any) -> None:
