@@ -143,9 +143,16 @@ Row MakeRow(const Problem& problem, std::int64_t batch, std::int64_t head,
 }
 
 KeepField::KeepField(const Problem& problem, std::uint64_t offset) noexcept
-    : problem_(problem), id_{problem.dropout().seed, offset, Fnv1a(problem.scheme().info.name)} {
+    : KeepField(problem, offset,
+                problem.drops_nothing() || problem.drops_everything()
+                    ? AliasTable{}
+                    : MakeAliasTable(problem.keep_q32())) {}
+
+KeepField::KeepField(const Problem& problem, std::uint64_t offset, const AliasTable& table) noexcept
+    : problem_(problem),
+      id_{problem.dropout().seed, offset, Fnv1a(problem.scheme().info.name)},
+      table_(table) {
   if (problem.drops_nothing() || problem.drops_everything()) return;
-  table_ = MakeAliasTable(problem.keep_q32());
   first_key_ = CallKey(id_, 0);
   cached_key_ = first_key_;
 }

@@ -40,6 +40,8 @@ class KeepField {
       : KeepField(problem, problem.dropout().offset) {}
   // As if the problem had this offset: another call under the same seed.
   KeepField(const Problem& problem, std::uint64_t offset) noexcept;
+  // With the table of the problem's rate, which takes longer to make than a small head.
+  KeepField(const Problem& problem, std::uint64_t offset, const AliasTable& table) noexcept;
 
   // The field bit at a weight; attempt as in section 5. drops_nothing: true; drops_everything:
   // false.

@@ -22,7 +22,7 @@ bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexc
 void BlockPreparation::Run(std::int64_t batch, std::int64_t head, std::int64_t index,
                            HeadInFlight& flight, float* buffer) const {
   BlockRecord& record = *new (&flight.blocks[index]) BlockRecord;
-  TileWordSource source(problem_, buffers_.mask, kernels_);
+  TileWordSource source(problem_, buffers_.mask, kernels_, tables_);
   record.block = source.Block(batch, head, index);
   source.FindBlockState(record.block, record.state);
   const std::size_t lanes = static_cast<std::size_t>(index) * kBlockQueries;

@@ -21,9 +21,9 @@ namespace attndrop {
 
 class BlockPreparation {
  public:
-  BlockPreparation(const Problem& problem, const Kernels& kernels, const BackwardBuffers& buffers,
-                   const BackwardSizes& sizes) noexcept
-      : problem_(problem), kernels_(kernels), buffers_(buffers), sizes_(sizes) {}
+  BlockPreparation(const Problem& problem, const Kernels& kernels, const KeepWordsTables& tables,
+                   const BackwardBuffers& buffers, const BackwardSizes& sizes) noexcept
+      : problem_(problem), kernels_(kernels), tables_(tables), buffers_(buffers), sizes_(sizes) {}
 
   // Writes record `index` of a head: query and grad_out into lanes, scaled; grad_query zero;
   // logsumexp, delta and factors of its rows. buffer: room for two sets of rows.
@@ -39,6 +39,7 @@ class BlockPreparation {
 
   const Problem& problem_;
   const Kernels& kernels_;
+  const KeepWordsTables& tables_;
   const BackwardBuffers& buffers_;
   const BackwardSizes& sizes_;
 };

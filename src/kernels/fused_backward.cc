@@ -38,6 +38,7 @@ class BackwardRun {
         buffers_(buffers),
         forward_missing_(WorkOf(buffers).recompute_forward),
         executor_(executor),
+        tables_(MakeFieldTables(problem)),
         sizes_(FindSizes(problem, tiling, WorkOf(buffers), executor.num_workers())) {
     Arena arena(scratch);
     TakeForward(problem, WorkOf(buffers), arena, buffers_);
@@ -132,7 +133,7 @@ class BackwardRun {
   void PrepareBlock(const Slot& slot, std::int64_t index, const WorkerMemory& memory) const {
     if (index == 0) ClearUnusedRows(slot);
     if (index >= NumBlocks(problem_.sequence(slot.batch))) return;
-    BlockPreparation(problem_, kernels_, buffers_, sizes_)
+    BlockPreparation(problem_, kernels_, tables_, buffers_, sizes_)
         .Run(slot.batch, slot.head, index, *slot.flight, memory.rows);
   }
 
@@ -153,7 +154,7 @@ class BackwardRun {
     const TileRows values = value.Rows(begin, count, sizes_.head_dim_v, memory.value_copy);
     const bool finite =
         RowsFinite(keys, count, sizes_.head_dim) && RowsFinite(values, count, sizes_.head_dim_v);
-    TileWordSource source(problem_, buffers_.mask, kernels_);
+    TileWordSource source(problem_, buffers_.mask, kernels_, tables_);
     const std::int64_t blocks = NumBlocks(sequence);
     for (std::int64_t i = 0; i < blocks; ++i) {
       BlockRecord& record = slot.flight->blocks[i];
@@ -383,6 +384,7 @@ class BackwardRun {
   BackwardBuffers buffers_;
   bool forward_missing_;
   Executor& executor_;
+  KeepWordsTables tables_;
   BackwardSizes sizes_;
   HeadInFlight* heads_ = nullptr;    // [heads_in_flight]
   WorkerMemory* workers_ = nullptr;  // [num_workers]

@@ -33,12 +33,12 @@ struct BlockWork {
 class ForwardWorker {
  public:
   ForwardWorker(const Problem& problem, const Tiling& tiling, const ForwardBuffers& buffers,
-                Arena& arena) noexcept
+                const KeepWordsTables& tables, Arena& arena) noexcept
       : problem_(problem),
         tiling_(tiling),
         kernels_(*tiling.kernels),
         buffers_(buffers),
-        source_(problem, buffers.mask, *tiling.kernels),
+        source_(problem, buffers.mask, *tiling.kernels, tables),
         products_(problem, tiling, buffers, arena),
         head_dim_v_(static_cast<std::size_t>(problem.shape().head_dim_v)),
         query_floats_(ForwardProducts::QueryFloats(problem.shape().head_dim)) {
@@ -249,7 +249,8 @@ std::size_t FusedForwardScratchBytes(const Problem& problem, const Tiling& tilin
                                      int num_workers) noexcept {
   Arena measure;
   const ForwardBuffers no_buffers;
-  const ForwardWorker worker(problem, tiling, no_buffers, measure);
+  const KeepWordsTables no_tables;
+  const ForwardWorker worker(problem, tiling, no_buffers, no_tables, measure);
   return SaturatingTimes(measure.bytes(), num_workers);
 }
 
@@ -261,6 +262,7 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
   const std::int64_t blocks = std::max<std::int64_t>(MostBlocks(problem), 1);
   const std::int64_t groups =
       (blocks + tiling.tiles.blocks_per_task - 1) / tiling.tiles.blocks_per_task;
+  const KeepWordsTables tables = MakeFieldTables(problem);
   // Late queries see most under a causal mask; they go first, so that no worker ends with them.
   const auto run = [&](std::int64_t task, int worker) {
     Arena arena(scratch + worker_bytes * static_cast<std::size_t>(worker));
@@ -268,7 +270,7 @@ void FusedForward(const Problem& problem, const Tiling& tiling, const ForwardBuf
     const std::int64_t batch = task / groups / shape.num_heads;
     const std::int64_t head = task / groups % shape.num_heads;
     if (group == 0 && problem.is_ragged()) ClearUnusedRows(problem, buffers, batch, head);
-    ForwardWorker(problem, tiling, buffers, arena)
+    ForwardWorker(problem, tiling, buffers, tables, arena)
         .Run(batch, head, group * tiling.tiles.blocks_per_task);
   };
   executor.Run(shape.batch * shape.num_heads * groups, run);

@@ -32,7 +32,8 @@ void WriteKeepBytes(const Problem& problem, const MaskBuffers& mask, const Kerne
                     const LocalIndex& head, std::uint8_t* keep) {
   const AttentionShape& shape = problem.shape();
   std::fill_n(keep, shape.seqlen_q * shape.seqlen_k, std::uint8_t{0});
-  TileWordSource source(problem, mask, kernels);
+  const KeepWordsTables tables = MakeFieldTables(problem);
+  TileWordSource source(problem, mask, kernels, tables);
   TileWords words;
   BlockState state;
   const std::int64_t blocks = NumBlocks(problem.sequence(head.batch));

@@ -22,14 +22,20 @@ std::uint32_t RunOf(AxisMap axis, std::uint32_t param) noexcept {
 
 }  // namespace
 
-TileField::TileField(const Problem& problem, const Kernels& kernels) noexcept
-    : problem_(problem), kernels_(kernels), field_(problem) {
-  if (problem.drops_nothing() || problem.drops_everything()) return;
-  tables_ = MakeKeepWordsTables(
+KeepWordsTables MakeFieldTables(const Problem& problem) noexcept {
+  if (problem.drops_nothing() || problem.drops_everything()) return {};
+  return MakeKeepWordsTables(
       MakeAliasTable(problem.keep_q32()),
       CallKey({problem.dropout().seed, problem.dropout().offset, Fnv1a(problem.scheme().info.name)},
               0));
 }
+
+TileField::TileField(const Problem& problem, const Kernels& kernels,
+                     const KeepWordsTables& tables) noexcept
+    : problem_(problem),
+      kernels_(kernels),
+      field_(problem, problem.dropout().offset, tables.table),
+      tables_(tables) {}
 
 Coord TileField::At(const QueryBlock& block, std::size_t lane,
                     std::int64_t global_key) const noexcept {

@@ -12,9 +12,13 @@
 
 namespace attndrop {
 
+// The tables of a call, which all its tiles share; empty where nothing or everything is dropped.
+[[nodiscard]] KeepWordsTables MakeFieldTables(const Problem& problem) noexcept;
+
 class TileField {
  public:
-  TileField(const Problem& problem, const Kernels& kernels) noexcept;
+  // tables: of the problem; they outlive this.
+  TileField(const Problem& problem, const Kernels& kernels, const KeepWordsTables& tables) noexcept;
 
   // keys: local, at most kTileKeys of them. Of a problem that drops some weights and keeps others.
   void Fill(const QueryBlock& block, const KeyRange& keys, std::uint64_t* words);
@@ -47,7 +51,7 @@ class TileField {
   const Problem& problem_;
   const Kernels& kernels_;
   KeepField field_;
-  KeepWordsTables tables_;
+  const KeepWordsTables& tables_;
 };
 
 }  // namespace attndrop

@@ -101,8 +101,8 @@ LaneRange LanesAround(std::uint64_t word, std::size_t width) noexcept {
 }  // namespace
 
 TileWordSource::TileWordSource(const Problem& problem, const MaskBuffers& mask,
-                               const Kernels& kernels) noexcept
-    : problem_(problem), mask_(problem, mask), field_(problem, kernels) {}
+                               const Kernels& kernels, const KeepWordsTables& tables) noexcept
+    : problem_(problem), mask_(problem, mask), field_(problem, kernels, tables) {}
 
 QueryBlock TileWordSource::Block(std::int64_t batch, std::int64_t head, std::int64_t index) const {
   QueryBlock block = MakeBlock(problem_, batch, head, index);

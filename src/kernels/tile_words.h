@@ -62,7 +62,9 @@ struct TileWords {
 
 class TileWordSource {
  public:
-  TileWordSource(const Problem& problem, const MaskBuffers& mask, const Kernels& kernels) noexcept;
+  // tables: of the problem (MakeFieldTables); they outlive this.
+  TileWordSource(const Problem& problem, const MaskBuffers& mask, const Kernels& kernels,
+                 const KeepWordsTables& tables) noexcept;
 
   // A block as the kernels take it: in order, where that saves work.
   [[nodiscard]] QueryBlock Block(std::int64_t batch, std::int64_t head, std::int64_t index) const;

@@ -21,7 +21,9 @@ namespace {
 class WordMask {
  public:
   WordMask(const Problem& problem, const MaskBuffers& mask, Target target)
-      : problem_(problem), source_(problem, mask, *KernelsFor(target)) {
+      : problem_(problem),
+        tables_(MakeFieldTables(problem)),
+        source_(problem, mask, *KernelsFor(target), tables_) {
     const AttentionShape& shape = problem.shape();
     const auto cells =
         static_cast<std::size_t>(shape.batch * shape.num_heads * shape.seqlen_q * shape.seqlen_k);
@@ -94,6 +96,7 @@ class WordMask {
   }
 
   const Problem& problem_;
+  KeepWordsTables tables_;
   TileWordSource source_;
   BlockState state_;
   std::unique_ptr<TileWords> words_ = std::make_unique<TileWords>();
