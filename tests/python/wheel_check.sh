@@ -11,7 +11,8 @@ trap 'rm -rf "$work"' EXIT
 
 fail() { echo "wheel_check: $*" >&2; exit 1; }
 
-"$python" -m pip wheel --quiet --no-build-isolation --no-deps -w "$work" "$root" -C build-dir="$build"
+"$python" -m pip wheel --quiet --no-build-isolation --no-deps -w "$work" "$root" \
+  --config-settings=build-dir="$build"
 wheel=$(ls "$work"/attndrop-*-py3-none-*.whl) || fail "the wheel has another tag than py3-none-PLATFORM"
 
 # Every shared library that it needs lies inside, or belongs to the system or to PyTorch.
