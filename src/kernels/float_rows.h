@@ -13,17 +13,31 @@
 
 namespace attndrop {
 
-// One head of an input: row r, column c is element first + r * row_stride + c * col_stride.
-class RowReader {
+// One head of an array of the caller: row r, column c is element first + r * row_stride + c *
+// col_stride.
+template <class Data>
+class HeadOfArray {
  public:
-  RowReader(DType dtype, const Strided<const void>& array, std::int64_t batch, std::int64_t head,
-            std::int64_t first_row) noexcept
+  HeadOfArray(DType dtype, const Strided<Data>& array, std::int64_t batch, std::int64_t head,
+              std::int64_t first_row) noexcept
       : dtype_(dtype),
         data_(array.data),
         first_(batch * array.batch_stride + head * array.head_stride +
                first_row * array.row_stride),
         row_stride_(array.row_stride),
         col_stride_(array.col_stride) {}
+
+ protected:
+  DType dtype_;
+  Data* data_;
+  std::int64_t first_;
+  std::int64_t row_stride_;
+  std::int64_t col_stride_;
+};
+
+class RowReader : public HeadOfArray<const void> {
+ public:
+  using HeadOfArray::HeadOfArray;
 
   // Rows can be read in place.
   [[nodiscard]] bool in_place() const noexcept {
@@ -39,26 +53,11 @@ class RowReader {
   // As Rows, always copied, with zeros in columns cols .. padded-1: buffer [count][padded].
   void CopyPadded(std::int64_t row, std::size_t count, std::size_t cols, std::size_t padded,
                   float* buffer) const noexcept;
-
- private:
-  DType dtype_;
-  const void* data_;
-  std::int64_t first_;
-  std::int64_t row_stride_;
-  std::int64_t col_stride_;
 };
 
-// One head of an output.
-class RowWriter {
+class RowWriter : public HeadOfArray<void> {
  public:
-  RowWriter(DType dtype, const Strided<void>& array, std::int64_t batch, std::int64_t head,
-            std::int64_t first_row) noexcept
-      : dtype_(dtype),
-        data_(array.data),
-        first_(batch * array.batch_stride + head * array.head_stride +
-               first_row * array.row_stride),
-        row_stride_(array.row_stride),
-        col_stride_(array.col_stride) {}
+  using HeadOfArray::HeadOfArray;
 
   [[nodiscard]] bool wanted() const noexcept { return data_ != nullptr; }
   // Rounds rows [count][cols] (stride elements apart) once to the dtype.
@@ -67,13 +66,6 @@ class RowWriter {
   // Where row `row` begins, when rows can be written in place; else null.
   [[nodiscard]] float* InPlace(std::int64_t row) const noexcept;
   [[nodiscard]] std::ptrdiff_t row_stride() const noexcept { return row_stride_; }
-
- private:
-  DType dtype_;
-  void* data_;
-  std::int64_t first_;
-  std::int64_t row_stride_;
-  std::int64_t col_stride_;
 };
 
 }  // namespace attndrop

@@ -48,7 +48,7 @@ ForwardProducts::ForwardProducts(const Problem& problem, const Tiling& tiling,
 ProductWay ForwardProducts::Choose(const QueryBlock* only) const noexcept {
   const bool few =
       only != nullptr && only->width == 16 && only->lane_end - only->lane_begin <= kFewQueries;
-  if (few) return ProductWay::kFewQueries;
+  if (few) return ProductWay::kDimLanes;
   return tiling_.bf16 != nullptr ? ProductWay::kPairs : ProductWay::kLanes;
 }
 
@@ -71,7 +71,7 @@ void ForwardProducts::LoadQuery(const QueryBlock& block, float* query) {
       return LoadQueryLanes(reader, block, query);
     case ProductWay::kPairs:
       return LoadQueryPairs(reader, block, query);
-    case ProductWay::kFewQueries:
+    case ProductWay::kDimLanes:
       return LoadQueryRows(reader, block, query);
   }
 }
@@ -164,7 +164,7 @@ void ForwardProducts::FindLogits(const BlockProducts& at, const TileInputs& inpu
            .scale = static_cast<float>(problem_.scale() * std::numbers::log2e),
            .logits = at.weights,
            .largest = largest});
-    case ProductWay::kFewQueries:
+    case ProductWay::kDimLanes:
       return kernels_.few_logits({.query = at.query,
                                   .query_stride = PaddedDim(head_dim_),
                                   .queries = block.lane_end - block.lane_begin,
@@ -204,7 +204,7 @@ void ForwardProducts::Accumulate(const BlockProducts& at, const TileInputs& inpu
                                        .out = sums.out,
                                        .weight_pairs = weight_pairs_,
                                        .value_pairs = value_pairs_});
-    case ProductWay::kFewQueries:
+    case ProductWay::kDimLanes:
       return kernels_.few_accumulate({.weights = at.weights,
                                       .queries = block.lane_end - block.lane_begin,
                                       .first_lane = block.lane_begin,

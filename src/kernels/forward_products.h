@@ -15,9 +15,9 @@
 namespace attndrop {
 
 enum class ProductWay : std::uint8_t {
-  kLanes,       // float32, queries in the lanes: always possible
-  kPairs,       // bfloat16 pairs, where the machine multiplies them
-  kFewQueries,  // float32, dims in the lanes
+  kLanes,     // float32, queries in the lanes: always possible
+  kPairs,     // bfloat16 pairs, where the machine multiplies them
+  kDimLanes,  // float32, dims in the lanes: for a few queries
 };
 
 // A tile of keys and values, as float32 or as bfloat16.
