@@ -30,10 +30,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         pytest.skip("this PyTorch has no gloo, which connects processes on CPUs")
     folder = tmp_path_factory.mktemp("ranks")
     package = str(Path(attndrop.__file__).parent.parent)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    # By number and by interface, for a bare system may not know the name localhost.
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2"]
     subprocess.run(
         [*command, str(_HERE / "distributed_worker.py"), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": package},
+        env={
+            **os.environ,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": package,
+        },
         check=True,
         timeout=120,
     )

@@ -91,15 +91,19 @@ def installed_attndrop(cmake: str, prefix: Path) -> str:
 @pytest.mark.slow
 def test_cpp(tmp_path: Path) -> None:
     cmake = program("cmake")
+    ninja = program("ninja")
     compiler = program(os.environ.get("CXX", ""), "clang++-19", "c++", "g++", "clang++")
     prefix = installed_attndrop(cmake, tmp_path / "prefix")
     found = f"{prefix};{torch.utils.cmake_prefix_path}"
     run(
         cmake,
+        "-G",
+        "Ninja",
         "-S",
         EXAMPLES / "cpp",
         "-B",
         tmp_path / "build",
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
         f"-DCMAKE_CXX_COMPILER={compiler}",
         "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_PREFIX_PATH={found}",
