@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from ._functional import scaled_dot_product_attention
 from ._masks import keep_mask
-from ._rng import IntLike
+from ._rng import IntLike, draw_seed
 
 
 def _refuse_softcap(softcap: float) -> None:
@@ -21,8 +23,13 @@ def _refuse_softcap(softcap: float) -> None:
         )
 
 
-def _window(window_size: tuple[int, int]) -> tuple[int, int] | None:
-    return None if tuple(window_size) == (-1, -1) else (window_size[0], window_size[1])
+def _checked_window(window_size: Sequence[int]) -> Sequence[int]:
+    if not isinstance(window_size, Sequence) or len(window_size) != 2:
+        raise TypeError(
+            "window_size must be two integers (left, right), each -1 where there is no limit, got "
+            f"{window_size!r}"
+        )
+    return window_size
 
 
 def _attend(
@@ -43,7 +50,7 @@ def _drawn(seed: IntLike | None, dropout_p: float, needed: bool) -> IntLike | No
     """A seed that can be used twice: for the attention and for the mask beside it."""
     if seed is not None or not needed or dropout_p == 0.0:
         return seed
-    return int(torch.randint((1 << 63) - 1, (), dtype=torch.int64).item())
+    return int(draw_seed().item())
 
 
 def _signed_weights(
@@ -52,7 +59,8 @@ def _signed_weights(
     """softmax, negative where dropout drops, as flash-attention's S_dmask; 0 where hidden."""
     factor = query.size(-1) ** -0.5 if scale is None else scale
     key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
-    logits = factor * query.detach().float() @ key.detach().float().transpose(-2, -1)
+    query, key = (tensor.detach().to(logsumexp.dtype) for tensor in (query, key))
+    logits = factor * query @ key.transpose(-2, -1)
     slopes = options["alibi_slopes"]
     rows, columns = logits.shape[-2:]
     if slopes is not None:
@@ -61,13 +69,16 @@ def _signed_weights(
         logits = logits - slopes.view(-1, query.size(1), 1, 1) * distance
     names = ("dropout_p", "seed", "offset", "scheme", "stage", "empty_row", "is_causal", "window")
     drawn = {name: options[name] for name in names}
-    shape = (query.size(0), query.size(1), rows, columns)
-    keep = keep_mask(*shape, causal_align="bottom-right", **drawn).to(query.device)
-    visible = keep_mask(*shape, causal_align="bottom-right", **{**drawn, "dropout_p": 0.0}).to(
-        query.device
+    keep, visible = (
+        keep_mask(
+            *logits.shape,
+            causal_align="bottom-right",
+            **{**drawn, "dropout_p": dropout_p},
+        ).to(query.device)
+        for dropout_p in (options["dropout_p"], 0.0)
     )
     weights = torch.where(visible, torch.exp(logits - logsumexp.detach().unsqueeze(-1)), 0.0)
-    return torch.where(keep, weights, -weights).to(query.dtype)
+    return torch.where(keep, weights, -weights)
 
 
 def flash_attn_func(
@@ -77,7 +88,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Sequence[int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -102,6 +113,7 @@ def flash_attn_func(
         deterministic: results always are.
         return_attn_probs: also return logsumexp (batch, num_heads, seqlen_q) and the softmax
             (batch, num_heads, seqlen_q, seqlen_k), negative where dropped, None without dropout.
+            With stage "logits" the kept weights sum to 1 and dropped ones are beside them.
         scheme, stage, empty_row, seed, offset: as in scaled_dot_product_attention.
 
     Returns:
@@ -116,7 +128,7 @@ def flash_attn_func(
     options = {
         "dropout_p": dropout_p,
         "is_causal": causal,
-        "window": _window(window_size),
+        "window": _checked_window(window_size),
         "alibi_slopes": alibi_slopes,
         "scheme": scheme,
         "stage": stage,
@@ -133,7 +145,7 @@ def flash_attn_func(
         return out
     probs = None
     if dropout_p > 0.0:
-        probs = _signed_weights(query, key, logsumexp, options, softmax_scale)
+        probs = _signed_weights(query, key, logsumexp, options, softmax_scale).to(q.dtype)
     return out, logsumexp, probs
 
 
@@ -146,10 +158,19 @@ def _swap(name: str, tensor: Tensor, axes: int) -> Tensor:
     return tensor.transpose(-3, -2)
 
 
-def _check_longest(name: str, cu_seqlens: Tensor, longest: int) -> None:
+def _check_longest(side: str, cu_seqlens: Any, longest: Any) -> None:
+    """Nothing here needs the longest length, but a wrong one is a mistake of the caller."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(
+            f"cu_seqlens_{side} must be an int32 or int64 tensor, got {type(cu_seqlens).__name__}"
+        )
     if torch.compiler.is_compiling() or cu_seqlens.numel() < 2:
         return
-    actual = int(cu_seqlens.diff().max())
+    name, actual = f"max_seqlen_{side}", int(cu_seqlens.diff().max())
+    try:
+        longest = operator.index(longest)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {longest!r}") from None
     if longest < actual:
         raise ValueError(f"{name} must be at least the longest sequence, {actual}, got {longest}")
 
@@ -165,7 +186,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Sequence[int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -197,11 +218,8 @@ def flash_attn_varlen_func(
     _refuse_softcap(softcap)
     if block_table is not None:
         raise ValueError("block_table must be None: paged keys are not built; gather them first")
-    for name, cu_seqlens, longest in (
-        ("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
-        ("max_seqlen_k", cu_seqlens_k, max_seqlen_k),
-    ):
-        _check_longest(name, cu_seqlens, longest)
+    _check_longest("q", cu_seqlens_q, max_seqlen_q)
+    _check_longest("k", cu_seqlens_k, max_seqlen_k)
     query, key, value = (
         _swap(name, tensor, 3).unsqueeze(0) for name, tensor in zip("qkv", (q, k, v), strict=True)
     )
@@ -209,7 +227,7 @@ def flash_attn_varlen_func(
         "dropout_p": dropout_p,
         "scale": softmax_scale,
         "is_causal": causal,
-        "window": _window(window_size),
+        "window": _checked_window(window_size),
         "alibi_slopes": alibi_slopes,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,

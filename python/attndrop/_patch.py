@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ._functional import scaled_dot_product_attention
+from ._rng import IntLike
+from ._step import check_dropout
 
 
 @contextlib.contextmanager
@@ -19,8 +21,8 @@ def patch_sdpa(
     scheme: str = "element",
     stage: str = "weights",
     empty_row: str = "zero",
-    seed: int | None = None,
-    offset: int = 0,
+    seed: IntLike | None = None,
+    offset: IntLike = 0,
 ) -> Iterator[None]:
     """Inside, torch.nn.functional.scaled_dot_product_attention is attndrop's function.
 
@@ -34,7 +36,13 @@ def patch_sdpa(
         scheme, stage, empty_row: as in scaled_dot_product_attention.
         seed: None draws one for each call. With a seed, call number n uses offset + n, so that
             layers differ; calls repeated by activation checkpointing then count again.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, before anything is replaced; and inside, what
+            scaled_dot_product_attention refuses and torch's does not: inputs with other than 3 or 4
+            axes, batches that broadcast, key heads shared without enable_gqa.
     """
+    check_dropout(0.0, scheme, stage, empty_row, seed, offset=offset)
     original = torch.nn.functional.scaled_dot_product_attention
     calls = 0
 

@@ -124,6 +124,28 @@ def test_what_flash_attention_has_and_this_has_not_is_refused() -> None:
         flash_attn_varlen_func(*rows, cu, cu, 6, 5)
 
 
+@pytest.mark.parametrize("window", [3, None, (1,), (1, 2, 3)])
+def test_window_size_is_two_integers(window: object) -> None:
+    tensors = [t.transpose(1, 2) for t in inputs(1, 2, 6, 4)]
+    with pytest.raises(TypeError, match="window_size must be two integers"):
+        flash_attn_func(*tensors, window_size=window)  # type: ignore[arg-type]
+
+
+def test_lengths_of_other_types_are_refused() -> None:
+    rows, cu = torch.randn(3, 6, 2, 4).unbind(), torch.tensor([0, 6])
+    with pytest.raises(TypeError, match="cu_seqlens_q must be an int32 or int64 tensor, got list"):
+        flash_attn_varlen_func(*rows, [0, 6], cu, 6, 6)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="max_seqlen_k must be an integer, got None"):
+        flash_attn_varlen_func(*rows, cu, cu, 6, None)  # type: ignore[arg-type]
+
+
+def test_probabilities_of_double_inputs_are_double() -> None:
+    query, key, value = (t.transpose(1, 2) for t in inputs(1, 2, 6, 4, grad=False))
+    out, _, probs = flash_attn_func(query, key, value, 0.5, return_attn_probs=True, seed=1)
+    again = 2 * probs.clamp(min=0) @ value.transpose(1, 2)
+    torch.testing.assert_close(again.transpose(1, 2), out)
+
+
 def test_patch_sdpa() -> None:
     tensors = inputs(1, 2, 8, 4)
     original = F.scaled_dot_product_attention
@@ -147,6 +169,10 @@ def test_patch_sdpa_reaches_multihead_attention_and_ends_after_an_error() -> Non
     with attndrop.patch_sdpa(seed=4):
         second, _ = module(x, x, x, need_weights=False)
     assert torch.equal(first, second)
+    with pytest.raises(ValueError, match='did you mean "key"'), attndrop.patch_sdpa(scheme="kei"):
+        pass
+    with pytest.raises(ValueError, match="offset must be in 0"), attndrop.patch_sdpa(offset=-1):
+        pass
     with pytest.raises(ZeroDivisionError), attndrop.patch_sdpa():
         _ = 1 / 0
     assert F.scaled_dot_product_attention is original
