@@ -108,9 +108,10 @@ class Head(DropoutModule):
             options = make_options(
                 scale, True, "top-left", None, self.scheme, self.stage, self.empty_row, None, None
             )
-            rng = self._rng(self.dropout.p, self.dropout.training)
+            rng, named = self._drawn(self.dropout.p, self.dropout.training)
             tensors = [t.unsqueeze(-3) for t in (query, key, value)]
-            out, _ = attend(tensors[0], tensors[1], tensors[2], (rng, *(None,) * 4), options)
+            side = (rng, None, None, None, None, *named)
+            out, _ = attend(tensors[0], tensors[1], tensors[2], side, options)
         except RuntimeError as error:
             raise_translated(error)
         return out.squeeze(-3)
@@ -134,9 +135,14 @@ class Head(DropoutModule):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         tril = state_dict.get(f"{prefix}tril")
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        if isinstance(tril, Tensor) and not tril.is_meta and not torch.equal(tril, tril.tril()):
+        if not isinstance(tril, Tensor) or tril.is_meta:
+            return
+        if not torch.equal(tril, torch.ones_like(tril).tril()):
             error_msgs: list[str] = rest[-1]
-            error_msgs.append(f"{prefix}tril must be lower triangular: this head is causal.")
+            error_msgs.append(
+                f"{prefix}tril must be 1 on and below the diagonal and 0 above it: this head is "
+                "causal and reads no other mask."
+            )
 
     def extra_repr(self) -> str:
         return f"{self._dropout_repr()}, mask_format={self.mask_format}"

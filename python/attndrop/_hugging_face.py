@@ -95,8 +95,8 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
     for name in arguments:
         if name.startswith("attndrop_"):
             raise TypeError(
-                f"{name} is unknown; the model takes attndrop_seed and attndrop_offset, and "
-                "attndrop.register_hf takes scheme, stage and empty_row"
+                f"{name} is unknown; the model takes attndrop_seed, attndrop_offset and "
+                "attndrop_batch_index, and attndrop.register_hf takes scheme, stage and empty_row"
             )
 
 
@@ -131,6 +131,7 @@ class _Attention:
         sliding_window: int | None = None,
         attndrop_seed: IntLike | None = None,
         attndrop_offset: IntLike = 0,
+        attndrop_batch_index: Tensor | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
         """(batch, seqlen_q, heads, head_dim_v) and no weights, of (batch, heads, seqlen, head_dim).
@@ -169,6 +170,7 @@ class _Attention:
             seed=attndrop_seed,
             offset=offset,
             training=module.training,
+            batch_index=attndrop_batch_index if drops else None,
             causal_align="bottom-right" if causal_module and not causal else "top-left",
         )
         return out.transpose(1, 2).contiguous(), None
@@ -201,10 +203,11 @@ def register_hf(
     """Makes attn_implementation=name of Hugging Face transformers mean attndrop.
 
     The rate is the model's own (attn_pdrop, attention_dropout, attention_probs_dropout_prob, ...),
-    and nothing is dropped in evaluation. A call of the model takes two more arguments, which need
-    a layer_idx in its attention modules: attndrop_seed, 0 .. 2^64 - 1 or an integer tensor, and
+    and nothing is dropped in evaluation. A call of the model takes more arguments: attndrop_seed,
+    0 .. 2^64 - 1 or an integer tensor, which needs a layer_idx in the attention modules,
     attndrop_offset, to which every attention adds its own number below 4096, so that
-    call_offset(step, 0) is one. Without attndrop_seed every attention draws a seed from PyTorch's
+    call_offset(step, 0) is one, and attndrop_batch_index, which is batch_index of
+    scaled_dot_product_attention. Without attndrop_seed every attention draws a seed from PyTorch's
     default generator. A model that does not pass them on to an attention (the cross attention of
     GPT-2) leaves that one without them.
 

@@ -158,12 +158,13 @@ class MultiheadAttention(DropoutModule, nn.MultiheadAttention):
         try:
             check_inputs(*heads, False)
             options = self._options(is_causal)
-            rng = self._rng(self.dropout, self.training)
-            out, logsumexp = attend(*heads, (rng, mask, None, None, None), options)
+            rng, named = self._drawn(self.dropout, self.training)
+            side = (rng, mask, None, None, None, *named)
+            out, logsumexp = attend(*heads, side, options)
             weights = None
             if need_weights:
-                factors = rng if self.training and self.weights == "after" else None
-                weights = attention_weights(*heads[:2], mask, logsumexp, factors, options)
+                drawn = (rng, *named) if self.training and self.weights == "after" else ()
+                weights = attention_weights(*heads[:2], mask, logsumexp, drawn, options)
                 weights = weights.to(out.dtype)
         except RuntimeError as error:
             raise_translated(error)

@@ -14,7 +14,7 @@ def attention_weights(
     key: Tensor,
     attn_mask: Tensor | None,
     logsumexp: Tensor,
-    rng: Tensor | None,
+    drawn: tuple[Tensor, ...],
     options: dict[str, Any],
 ) -> Tensor:
     """Weights (batch, num_heads, seqlen_q, seqlen_k) in the dtype of logsumexp, with gradients.
@@ -23,14 +23,15 @@ def attention_weights(
         query, key: (batch, num_heads, seqlen, head_dim), of the call.
         attn_mask: as attndrop takes it, broadcastable to the weights.
         logsumexp: (batch, num_heads, seqlen_q), of the call.
-        rng: the call's, for the weights after dropout; None for those before.
+        drawn: rng of the call, and batch_index if it had one, for the weights after dropout;
+            nothing for those before.
         options: the call's.
     """
     logits = _logits(query, key, attn_mask, logsumexp.dtype, options)
     at_logits = options.get("stage", "weights") == "logits"
     keep = factors = None
-    if rng is not None:
-        keep, factors = _masks(logits, attn_mask, rng, not at_logits, options)
+    if drawn:
+        keep, factors = _masks(logits, attn_mask, drawn, not at_logits, options)
     if at_logits:
         # The logsumexp of the call is that of the kept keys.
         if keep is None:
@@ -79,12 +80,14 @@ def _logits(
 def _masks(
     logits: Tensor,
     attn_mask: Tensor | None,
-    rng: Tensor,
+    drawn: tuple[Tensor, ...],
     with_factors: bool,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """What the call kept, and its factors, on the CPU."""
     mask = None if attn_mask is None else attn_mask.detach()
+    rng, *named = drawn
+    side = (rng, mask, None, None, None, *named)
     return torch.ops.attndrop.keep_mask(
-        rng, mask, None, None, None, sizes=list(logits.shape), with_factors=with_factors, **options
+        *side, sizes=list(logits.shape), with_factors=with_factors, **options
     )

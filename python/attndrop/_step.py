@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ._errors import raise_translated
+from ._functional import optional_batch_index
 from ._masks import keep_mask
 from ._rng import IntLike, _signed, call_offset, make_rng
 
@@ -33,6 +35,7 @@ class DropoutModule(nn.Module):
     # them, and no process group broadcasts them.
     _step_seed: Tensor | None
     _step_offset: Tensor | None
+    _step_batch_index: tuple[Tensor, ...]
 
     def _init_dropout(
         self, scheme: str, stage: str, empty_row: str, seed: IntLike | None, layer: int | None
@@ -41,16 +44,21 @@ class DropoutModule(nn.Module):
         self.seed = seed
         self.layer, self.fixed_layer = layer, layer is not None
         self._step_seed = self._step_offset = None
+        self._step_batch_index = ()
+
+    def _drawn(self, dropout_p: float, training: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """rng and batch_index (one tensor or none) of one call, as the operators read them."""
+        rng = self._rng(dropout_p, training)
+        return rng, self._step_batch_index if training and dropout_p != 0 else ()
 
     def _rng(self, dropout_p: float, training: bool) -> Tensor:
-        """The rng of one call, as the operators read it."""
         if not training or (not isinstance(dropout_p, Tensor) and dropout_p == 0):
             return make_rng(dropout_p, 0, 0, False)
         if self._step_seed is not None and self._step_offset is not None:
             return make_rng(dropout_p, self._step_seed, self._step_offset, True)
         return make_rng(dropout_p, self.seed, 0 if self.seed is None else self.layer or 0, True)
 
-    def _set_call(self, offset: int) -> None:
+    def _set_call(self, offset: int, batch_index: tuple[Tensor, ...]) -> None:
         """Fixes the masks of the calls that follow."""
         seed = torch.initial_seed() if self.seed is None else self.seed
         try:
@@ -61,6 +69,7 @@ class DropoutModule(nn.Module):
             )
         except RuntimeError as error:
             raise_translated(error)
+        self._step_batch_index = batch_index
 
     def _dropout_repr(self) -> str:
         parts = [f"scheme={self.scheme}", f"stage={self.stage}", f"empty_row={self.empty_row}"]
@@ -78,6 +87,7 @@ def check_dropout(
     empty_row: str,
     seed: IntLike | None = None,
     layer: int | None = None,
+    offset: IntLike = 0,
 ) -> None:
     """Refuses what a call would refuse, with the same sentence, when a module is made.
 
@@ -94,6 +104,7 @@ def check_dropout(
             1,
             dropout_p=dropout_p,
             seed=0 if seed is None else seed,
+            offset=offset,
             scheme=scheme,
             stage=stage,
             empty_row=empty_row,
@@ -116,7 +127,13 @@ def number_layers(modules: Sequence[DropoutModule]) -> list[int]:
     ]
 
 
-def set_step(model: nn.Module, step: int, micro: int = 0) -> None:
+def set_step(
+    model: nn.Module,
+    step: int,
+    micro: int = 0,
+    *,
+    batch_index: Tensor | Sequence[int] | None = None,
+) -> None:
     """Makes the masks of a model a function of (seed, step, layer, micro) alone.
 
     Each attndrop module in the model gets the offset call_offset(step, layer, micro), where layer
@@ -142,6 +159,9 @@ def set_step(model: nn.Module, step: int, micro: int = 0) -> None:
             one of them; DistributedDataParallel and compiled modules too.
         step: optimizer step, 0 .. 2^40 - 1.
         micro: micro-batch inside the step, 0 .. 4095.
+        batch_index: int64 or int32 (batch): where the entries of the batches that follow stand in
+            a batch that several processes share. Without it every process that has the same seed
+            draws the same masks for its own entries.
 
     Raises:
         TypeError: model is no module, or a number is no integer.
@@ -164,8 +184,21 @@ def set_step(model: nn.Module, step: int, micro: int = 0) -> None:
                 f'a module has mask_format="{mask_format}" and draws its masks from PyTorch\'s '
                 'generator, which knows no steps; make it with mask_format="attndrop"'
             )
+    try:
+        named = optional_batch_index(batch_index)
+    except RuntimeError as error:
+        raise_translated(error)
     layers = number_layers(modules)
+    step, micro = _whole("step", step), _whole("micro", micro)
     offsets = [call_offset(step, layer, micro) for layer in layers]
     for module, layer, offset in zip(modules, layers, offsets, strict=True):
         module.layer = layer
-        module._set_call(offset)
+        module._set_call(offset, named)
+
+
+def _whole(name: str, number: int) -> int:
+    """Integers of other libraries may be of few bits, which shifts would leave."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {number!r}") from None

@@ -19,6 +19,9 @@ transformers = pytest.importorskip(
 
 _DROPOUT = 0.3
 _LENGTH = 9
+#: Of the models, where their configurations have these names.
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_SIZES.update(vocab_size=40, num_attention_heads=4)
 _CONFIGS = ({}, {"scheme": "key"}, {"name": "attndrop_self", "empty_row": "keep_self"})
 
 
@@ -46,27 +49,13 @@ def _gpt2() -> Any:
 
 
 def _llama() -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_dropout=_DROPOUT,
-    )
+    config = transformers.LlamaConfig(**_SIZES, num_key_value_heads=2, attention_dropout=_DROPOUT)
     return transformers.LlamaForCausalLM(config)
 
 
 def _bert() -> Any:
     config = transformers.BertConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        attention_probs_dropout_prob=_DROPOUT,
-        hidden_dropout_prob=0.0,
+        **_SIZES, attention_probs_dropout_prob=_DROPOUT, hidden_dropout_prob=0.0
     )
     return transformers.BertForMaskedLM(config)
 
@@ -251,6 +240,17 @@ def test_seed_and_offset_of_a_call(make: Callable[[], Any]) -> None:
     assert not torch.equal(logits(), logits())
     model.eval()
     assert torch.equal(logits(attndrop_seed=5), logits())
+
+
+@pytest.mark.parametrize("make", _MODELS)
+def test_part_of_a_batch_draws_the_masks_of_the_whole(make: Callable[[], Any]) -> None:
+    model, _ = _pair(make)
+    tokens, index = _tokens(), torch.tensor([2, 0])
+    whole = model(tokens, attndrop_seed=5).logits
+    part = model(tokens[index], attndrop_seed=5, attndrop_batch_index=index).logits
+    torch.testing.assert_close(part, whole[index])
+    assert not torch.equal(model(tokens[index], attndrop_seed=5).logits, part)
+    model.eval()(tokens, attndrop_batch_index=index)
 
 
 class _Module(torch.nn.Module):

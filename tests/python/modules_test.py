@@ -157,9 +157,10 @@ def test_head_refuses_inputs_and_other_triangles() -> None:
             head(torch.randn(shape))
     with pytest.raises(TypeError, match="x must be a torch.Tensor, got list"):
         head([1.0])
-    state = {**head.state_dict(), "tril": torch.ones(4, 4)}
-    with pytest.raises(RuntimeError, match="tril must be lower triangular"):
-        head.load_state_dict(state)
+    for tril in (torch.ones(4, 4), torch.zeros(4, 4)):
+        state = {**head.state_dict(), "tril": tril}
+        with pytest.raises(RuntimeError, match="tril must be 1 on and below the diagonal"):
+            head.load_state_dict(state)
 
 
 def test_head_on_other_devices_and_dtypes() -> None:
@@ -261,6 +262,50 @@ def test_recomputed_activations_without_a_step_have_other_masks() -> None:
         torch.manual_seed(7)
         results.append(grads_of(model, x, recompute))
     assert not all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("named", ["contiguous", "strided"])
+def test_parts_of_a_batch_draw_the_masks_of_the_whole(named: str) -> None:
+    model, x = Blocks(), torch.randn(6, 16, 8)
+    set_step(model, 3)
+    whole = model(x)
+    assert not torch.equal(model(x[3:]), whole[3:])
+    index = torch.arange(3, 6) if named == "contiguous" else torch.arange(1, 6, 2)
+    set_step(model, 3, batch_index=index)
+    torch.testing.assert_close(model(x[index]), whole[index])
+    # Evaluation takes any batch; the next step without batch_index forgets it.
+    model.eval()(x)
+    set_step(model.train(), 3)
+    assert torch.equal(model(x), whole)
+    with pytest.raises(TypeError, match="batch_index must hold integers"):
+        set_step(model, 3, batch_index=[0.5])  # type: ignore[list-item]
+
+
+def test_weights_of_a_part_are_those_of_the_whole() -> None:
+    module = attndrop.MultiheadAttention(8, 2, dropout=0.5, batch_first=True, seed=4)
+    x, index = torch.randn(4, 5, 8), [3, 1]
+    set_step(module, 1)
+    _, whole = module(x, x, x)
+    set_step(module, 1, batch_index=index)
+    _, weights = module(x[index], x[index], x[index])
+    torch.testing.assert_close(weights, whole[index])
+
+
+def test_other_parts_are_the_same_graph() -> None:
+    torch._dynamo.reset()
+    model, x = Blocks(2, seed=1), torch.randn(2, 16, 8)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(3):
+            set_step(compiled, step, batch_index=torch.tensor([step, 7]))
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_steps_of_few_bits_do_not_wrap() -> None:
+    head = Head(seed=1)
+    set_step(head, torch.tensor(200, dtype=torch.uint8))  # type: ignore[arg-type]
+    assert head._step_offset is not None
+    assert head._step_offset.item() == call_offset(200, 0)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
