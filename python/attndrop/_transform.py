@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._errors import Refusal
 from ._op import backward_grads, second_backward_grads
 
 _ops = torch.ops.attndrop
@@ -19,6 +20,14 @@ class Opaque:
     def __init__(self, options: dict[str, Any], wanted: list[int] | None = None) -> None:
         self.options = options
         self.wanted = wanted or []
+
+
+def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise Refusal(
+        "unsupported",
+        "attention has no forward-mode derivatives (torch.func.jvp, jacfwd, hessian); use grad, "
+        "vjp or jacrev, and jacrev(jacrev(f)) for second derivatives",
+    )
 
 
 def _loop(function: Any, info: Any, in_dims: Any, opaque: Opaque, tensors: Any) -> Any:
@@ -59,6 +68,8 @@ class Forward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
         return _loop(Forward, info, in_dims, opaque, tensors)
 
+    jvp = staticmethod(_refuse_forward_mode)
+
 
 class Backward(torch.autograd.Function):
     """attndrop::backward of its tensors."""
@@ -82,6 +93,8 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
         return _loop(Backward, info, in_dims, opaque, tensors)
+
+    jvp = staticmethod(_refuse_forward_mode)
 
 
 def _call_backward(*tensors: Any, wanted: list[int], **options: Any) -> Any:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from attndrop import scaled_dot_product_attention as sdpa
 from support import inputs
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 
 def loss(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -34,6 +35,15 @@ def test_vjp_of_logsumexp() -> None:
     theirs = torch.autograd.grad(both(*leaves), leaves, upstream)
     for a, b in zip(pull(upstream), theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_forward_mode_is_refused_with_what_to_use() -> None:
+    query, key, value = inputs(1, 1, 2, 3, grad=False)
+    with pytest.raises(NotImplementedError, match="^attention has no forward-mode derivatives"):
+        jvp(loss, (query, key, value), (query, key, value))
+    with pytest.raises(NotImplementedError, match="^attention has no forward-mode derivatives"):
+        hessian(loss)(query, key, value)
+    assert jacrev(jacrev(loss))(query, key, value).shape == query.shape * 2
 
 
 def test_vmap_is_a_loop() -> None:
