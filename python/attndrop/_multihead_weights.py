@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_keep_mask = torch.ops.attndrop.keep_mask.default
+
 
 def attention_weights(
     query: Tensor,
@@ -31,19 +33,17 @@ def attention_weights(
     at_logits = options.get("stage", "weights") == "logits"
     keep = factors = None
     if drawn:
-        keep, factors = _masks(logits, attn_mask, drawn, not at_logits, options)
+        keep, factors = _masks(logits, attn_mask, drawn, options)
     if at_logits:
         # The logsumexp of the call is that of the kept keys.
         if keep is None:
             return _softmax(logits)
         logits = logits.masked_fill(~keep.to(logits.device), -torch.inf)
-    if keep is not None or attn_mask is not None:
+    if at_logits or attn_mask is not None:
         # Rows that see nothing have -inf on both sides.
         logsumexp = logsumexp.masked_fill(logsumexp == -torch.inf, 0.0)
     weights = (logits - logsumexp.unsqueeze(-1)).exp()
-    if factors is not None and not at_logits:
-        weights = weights * factors.to(weights)
-    return weights
+    return weights if factors is None else weights * factors.to(weights)
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -78,16 +78,29 @@ def _logits(
 
 
 def _masks(
-    logits: Tensor,
-    attn_mask: Tensor | None,
-    drawn: tuple[Tensor, ...],
-    with_factors: bool,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """What the call kept, and its factors, on the CPU."""
+    logits: Tensor, attn_mask: Tensor | None, drawn: tuple[Tensor, ...], options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """What the call kept, and what multiplies each weight (nothing at stage "logits")."""
+    at_logits = options.get("stage", "weights") == "logits"
+    one_factor = options.get("empty_row", "zero") == "zero"
     mask = None if attn_mask is None else attn_mask.detach()
     rng, *named = drawn
-    side = (rng, mask, None, None, None, *named)
-    return torch.ops.attndrop.keep_mask(
-        *side, sizes=list(logits.shape), with_factors=with_factors, **options
+    keep, factors = _keep_mask(
+        rng,
+        mask,
+        None,
+        None,
+        None,
+        *named,
+        sizes=list(logits.shape),
+        with_factors=not (at_logits or one_factor),
+        **options,
     )
+    if at_logits:
+        return keep, None
+    if one_factor:
+        # A factor for every weight takes far longer than the mask. With keep_q32 = 0 nothing is
+        # kept, and an infinite factor would make its gradients NaN.
+        keep_q32 = rng[2].clamp(min=1).to(torch.float64)
+        factors = keep.to(logits.dtype) * ((1 << 32) / keep_q32)
+    return keep, factors

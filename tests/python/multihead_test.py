@@ -279,9 +279,10 @@ def test_weights_after_dropout_times_value_are_the_output(
 
 @pytest.mark.parametrize("stage", ["weights", "logits"])
 @pytest.mark.parametrize("weights", ["after", "before"])
-def test_gradients_of_weights(stage: str, weights: str) -> None:
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_gradients_of_weights(stage: str, weights: str, p: float) -> None:
     mine = MultiheadAttention(
-        4, 2, 0.5, dtype=torch.float64, stage=stage, seed=3, weights=weights, batch_first=True
+        4, 2, p, dtype=torch.float64, stage=stage, seed=3, weights=weights, batch_first=True
     )
     x = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     mask = torch.randn(4, 4, dtype=torch.float64).masked_fill(torch.eye(4).bool(), -torch.inf)
