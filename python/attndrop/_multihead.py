@@ -133,7 +133,7 @@ class MultiheadAttention(DropoutModule, nn.MultiheadAttention):
             key_padding_mask: (batch, seqlen_k) or (seqlen_k). bool: TRUE HIDES a key, the opposite
                 of scaled_dot_product_attention. Float: added to the logits.
             need_weights: also return weights. This takes memory quadratic in the lengths and a
-                second pass; those after dropout, compiled, a graph for each shape.
+                second pass.
             attn_mask: (seqlen_q, seqlen_k) or (batch * num_heads, seqlen_q, seqlen_k); bool (true
                 hides) or float (added); may require a gradient.
             average_attn_weights: return the mean over the heads.

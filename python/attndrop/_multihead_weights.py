@@ -8,7 +8,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._extension import definitions
+
 _keep_mask = torch.ops.attndrop.keep_mask.default
+
+
+# ---- The mask of logits in a graph -----------------------------------------------------------
+#
+# keep_mask takes sizes, which a graph holds as numbers; this one takes them from a tensor, so that
+# lengths stay dynamic.
+
+definitions.define(
+    "keep_mask_of(Tensor logits, Tensor rng, Tensor? attn_mask, Tensor? batch_index, *, "
+    'bool with_factors, bool is_causal=False, str scheme="element", str stage="weights", '
+    'str empty_row="zero") -> (Tensor keep, Tensor factors)'
+)
+
+
+def _keep_mask_of(
+    logits: Tensor,
+    rng: Tensor,
+    attn_mask: Tensor | None,
+    batch_index: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    side = (rng, attn_mask, None, None, None, batch_index)
+    return _keep_mask(*side, sizes=list(logits.shape), **options)
+
+
+def _fake_keep_mask_of(
+    logits: Tensor, rng: Tensor, *side: Any, with_factors: bool, **options: Any
+) -> tuple[Tensor, Tensor]:
+    keep = rng.new_empty(logits.shape, dtype=torch.bool)
+    sizes = logits.shape if with_factors else (0,)
+    return keep, rng.new_empty(sizes, dtype=torch.float64)
+
+
+definitions.impl("keep_mask_of", _keep_mask_of, "CompositeExplicitAutograd")
+torch.library.register_fake("attndrop::keep_mask_of", _fake_keep_mask_of, lib=definitions)
+
+
+# ---- Weights ---------------------------------------------------------------------------------
 
 
 def attention_weights(
@@ -84,15 +124,16 @@ def _masks(
     at_logits = options.get("stage", "weights") == "logits"
     one_factor = options.get("empty_row", "zero") == "zero"
     mask = None if attn_mask is None else attn_mask.detach()
-    rng, *named = drawn
-    keep, factors = _keep_mask(
+    rng = drawn[0]
+    batch_index = drawn[1] if len(drawn) > 1 else None
+    function: Any = _keep_mask_of
+    if torch.compiler.is_compiling():
+        function = torch.ops.attndrop.keep_mask_of
+    keep, factors = function(
+        logits.detach(),
         rng,
         mask,
-        None,
-        None,
-        None,
-        *named,
-        sizes=list(logits.shape),
+        batch_index,
         with_factors=not (at_logits or one_factor),
         **options,
     )

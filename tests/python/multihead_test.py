@@ -384,10 +384,12 @@ def test_compiled_whole_with_every_input() -> None:
             torch.testing.assert_close(weights, expected[1])
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_lengths_are_dynamic(need_weights: bool) -> None:
+@pytest.mark.parametrize("empty_row", ["zero", "redraw"])
+@pytest.mark.parametrize("weights", ["before", "after", None])
+def test_lengths_are_dynamic(weights: str | None, empty_row: str) -> None:
     torch._dynamo.reset()
-    mine = MultiheadAttention(8, 2, 0.5, batch_first=True, seed=2, weights="before")
+    mine = MultiheadAttention(8, 2, 0.5, batch_first=True, seed=2, empty_row=empty_row)
+    mine.weights, need_weights = weights or "after", weights is not None
     compiled = torch.compile(mine, fullgraph=True, dynamic=True, backend="aot_eager")
     call = {"need_weights": need_weights, "is_causal": True}
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -397,6 +399,23 @@ def test_lengths_are_dynamic(need_weights: bool) -> None:
                 compiled(x, x, x, padding, **call), mine(x, x, x, padding, **call), strict=True
             ):
                 torch.testing.assert_close(mine_, theirs)
+
+
+def test_weights_are_exported_with_dynamic_lengths() -> None:
+    mine = MultiheadAttention(8, 2, 0.5, batch_first=True, seed=2)
+    x, length = torch.randn(2, 9, 8), torch.export.Dim("length", max=32)
+    program = torch.export.export(mine, (x, x, x), dynamic_shapes=({1: length},) * 3)
+    y = torch.randn(2, 5, 8)
+    for ours, theirs in zip(program.module()(y, y, y), mine(y, y, y), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("with_factors", [False, True])
+def test_the_operator_of_weights(with_factors: bool) -> None:
+    logits, rng = torch.randn(2, 3, 5, 4), torch.tensor([1, 2, 1 << 31])
+    call = {"with_factors": with_factors, "scheme": "key", "is_causal": True}
+    side = (rng, torch.rand(1, 1, 5, 4) > 0.3, torch.tensor([3, 1]))
+    torch.library.opcheck(torch.ops.attndrop.keep_mask_of.default, (logits, *side), call)
 
 
 def test_inductor_trains_a_replaced_encoder() -> None:
