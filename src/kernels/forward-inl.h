@@ -241,6 +241,21 @@ inline void Fold(const FoldArgs& args) {
   }
 }
 
+// The sum of a group of columns of value; Rows as in Product.
+template <int R, int C, class Rows>
+HWY_INLINE void SumOverKeys(const AccumulateArgs& args, const Rows& value, std::size_t lane,
+                            Accumulators<R, C>& acc) {
+  const DF d;
+  const float* const weights = args.weights + lane;
+  const auto width = Stride(args.width);
+  const auto count = Stride(args.list.count);
+  if (args.list_is_all) {
+    Product<R, C>(d, weights, width, value, args.value.stride, count, acc);
+  } else {
+    ListedProduct<R, C>(d, weights, width, value, args.value.stride, args.list.keys, count, acc);
+  }
+}
+
 template <int R, int C>
 HWY_INLINE void AccumulateGroup(const AccumulateArgs& args, std::size_t dim, std::size_t lane) {
   const DF d;
@@ -250,16 +265,13 @@ HWY_INLINE void AccumulateGroup(const AccumulateArgs& args, std::size_t dim, std
     value[r] = args.value.data + dim + std::min(static_cast<std::size_t>(r), valid - 1);
   }
   Accumulators<R, C> acc;
-  const float* const weights = args.weights + lane;
-  const auto width = Stride(args.width);
-  const auto count = Stride(args.list.count);
   if (args.select != nullptr) {
-    SelectedProduct<R, C>(d, weights, width, value, args.value.stride, args.list.keys, count,
-                          args.select, lane, acc);
-  } else if (args.list_is_all) {
-    Product<R, C>(d, weights, width, value, args.value.stride, count, acc);
+    SelectedProduct<R, C>(d, args.weights + lane, Stride(args.width), value, args.value.stride,
+                          args.list.keys, Stride(args.list.count), args.select, lane, acc);
+  } else if (valid == R) {
+    SumOverKeys<R, C>(args, AdjacentRows{args.value.data + dim}, lane, acc);
   } else {
-    ListedProduct<R, C>(d, weights, width, value, args.value.stride, args.list.keys, count, acc);
+    SumOverKeys<R, C>(args, value, lane, acc);
   }
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {

@@ -45,9 +45,17 @@ HWY_INLINE void Clear(DF d, Accumulators<R, C>& acc) {
   }
 }
 
-// One step of the sum: R x C multiply-adds from C vectors of a and R scalars of b.
-template <int R, int C>
-HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const float* const (&b_rows)[R],
+// Rows of b that lie one element apart: one pointer serves them all.
+struct AdjacentRows {
+  const float* first;
+
+  HWY_INLINE const float* operator[](int row) const { return first + row; }
+};
+
+// One step of the sum: R x C multiply-adds from C vectors of a and R scalars of b. Rows: pointers,
+// or AdjacentRows.
+template <int R, int C, class Rows>
+HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const Rows& b_rows,
                                 std::ptrdiff_t b_index, Accumulators<R, C>& acc) {
   VF va[C];
   HWY_UNROLL(4)
@@ -61,10 +69,10 @@ HWY_INLINE void MultiplyAddStep(DF d, const float* HWY_RESTRICT a, const float* 
 }
 
 // The whole sum over k in [0, count).
-template <int R, int C>
+template <int R, int C, class Rows>
 HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stride,
-                        const float* const (&b_rows)[R], std::ptrdiff_t b_step,
-                        std::ptrdiff_t count, Accumulators<R, C>& acc) {
+                        const Rows& b_rows, std::ptrdiff_t b_step, std::ptrdiff_t count,
+                        Accumulators<R, C>& acc) {
   Clear(d, acc);
   std::ptrdiff_t k = 0;
   for (; k + 4 <= count; k += 4) {
@@ -77,9 +85,9 @@ HWY_INLINE void Product(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stri
 }
 
 // The same sum where row k of a meets number list[k] of b.
-template <int R, int C>
+template <int R, int C, class Rows>
 HWY_INLINE void ListedProduct(DF d, const float* HWY_RESTRICT a, std::ptrdiff_t a_stride,
-                              const float* const (&b_rows)[R], std::ptrdiff_t b_step,
+                              const Rows& b_rows, std::ptrdiff_t b_step,
                               const std::uint16_t* HWY_RESTRICT list, std::ptrdiff_t count,
                               Accumulators<R, C>& acc) {
   Clear(d, acc);

@@ -45,14 +45,12 @@ bool AllMeet(const std::uint64_t* words, std::size_t count, std::uint64_t lanes)
   return (missing >> 63) == 0;
 }
 
-// Each word has all of the lanes or none.
+// Each word has all of the lanes or none. Most words of a scheme that drops single weights have
+// not: the first one tells.
 bool AllWhole(const std::uint64_t* words, std::size_t count, std::uint64_t lanes) noexcept {
-  std::uint64_t torn = 0;
-  for (std::size_t key = 0; key < count; ++key) {
-    const std::uint64_t x = words[key] & lanes;
-    torn |= x == 0 || x == lanes ? 0 : 1;
-  }
-  return torn == 0;
+  return std::all_of(words, words + count, [lanes](std::uint64_t word) {
+    return (word & lanes) == 0 || (word & lanes) == lanes;
+  });
 }
 
 // Keys that some lane's softmax needs.
