@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._eager import below_autograd, is_plain_eager
 from ._op import backward_grads, cast_inputs
-from ._transform import Forward, Opaque
+from ._transform import Forward, Opaque, refuse_forward_mode
 
 _forward = torch.ops.attndrop.forward.default
 _in_transform = torch._C._are_functorch_transforms_active
@@ -45,6 +46,15 @@ class _Attention(torch.autograd.Function):
         )
         return (None, *grads)
 
+    jvp = staticmethod(refuse_forward_mode)
+
+
+def _refuse_tangents(*tensors: Tensor | None) -> None:
+    """PyTorch would drop them silently."""
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            refuse_forward_mode(None)
+
 
 #: What torch.autograd.Function.apply ends with. Before it looks for transforms, which plain calls
 #: do not have, and for the wrappers that ended transforms leave behind.
@@ -59,6 +69,8 @@ def _call(
             return Forward.apply(Opaque(options), query, key, value, *side)
         return _forward(query, key, value, *side, **options)
     mask = side[1]
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(query, key, value, mask)
     if _grad_enabled() and (
         query.requires_grad
         or key.requires_grad

@@ -22,7 +22,7 @@ class Opaque:
         self.wanted = wanted or []
 
 
-def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
+def refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
     raise Refusal(
         "unsupported",
         "attention has no forward-mode derivatives (torch.func.jvp, jacfwd, hessian); use grad, "
@@ -68,7 +68,7 @@ class Forward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
         return _loop(Forward, info, in_dims, opaque, tensors)
 
-    jvp = staticmethod(_refuse_forward_mode)
+    jvp = staticmethod(refuse_forward_mode)
 
 
 class Backward(torch.autograd.Function):
@@ -94,7 +94,7 @@ class Backward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
         return _loop(Backward, info, in_dims, opaque, tensors)
 
-    jvp = staticmethod(_refuse_forward_mode)
+    jvp = staticmethod(refuse_forward_mode)
 
 
 def _call_backward(*tensors: Any, wanted: list[int], **options: Any) -> Any:

@@ -261,6 +261,9 @@ def test_call_offset() -> None:
     assert attndrop.call_offset(3, 5) == 3 * 2**24 + 5
     assert attndrop.call_offset(3, 5, micro=7) == 3 * 2**24 + 7 * 2**12 + 5
     assert attndrop.call_offset(2**40 - 1, 4095, 4095) == 2**64 - 1
+    # Integers of few bits must not wrap.
+    assert attndrop.call_offset(np.uint8(5), np.uint8(2), np.int8(1)) == 5 * 2**24 + 2**12 + 2
+    assert attndrop.call_offset(torch.tensor(200, dtype=torch.int32), 0) == 200 * 2**24
     for bad in ((-1, 0, 0), (2**40, 0, 0), (0, 4096, 0), (0, 0, 4096), (0, -1, 0)):
         with pytest.raises(ValueError, match="must be in 0"):
             attndrop.call_offset(*bad)

@@ -8,6 +8,7 @@ import torch
 from attndrop import scaled_dot_product_attention as sdpa
 from support import inputs
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 
@@ -120,3 +121,15 @@ def test_tensors_that_outlive_their_transform() -> None:
     theirs = torch.autograd.grad(sdpa(query, key, value, dropout_p=0.5, seed=7).sum(), (query, key))
     for a, b in zip(mine, theirs, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("place", range(3))
+def test_tangents_are_refused_and_not_dropped(place: int, requires_grad: bool) -> None:
+    tensors = inputs(1, 2, 5, 3, grad=requires_grad)
+    with forward_ad.dual_level():
+        duals = list(tensors)
+        duals[place] = forward_ad.make_dual(duals[place], torch.ones_like(duals[place]))
+        with pytest.raises((RuntimeError, ValueError), match="no forward-mode derivatives"):
+            sdpa(*duals)
+        assert sdpa(*tensors).shape == (1, 2, 5, 3)
