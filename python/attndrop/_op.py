@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -194,27 +195,29 @@ torch.library.register_autograd(
 # ---- vmap -----------------------------------------------------------------------------------
 
 
-def _looped(op: Any, num_results: int) -> Any:
-    """A vmap rule that means the same as a loop: every sample has the coordinates of one call."""
+def loop_over_samples(call: Any, info: Any, in_dims: Any, tensors: Any) -> Any:
+    """vmap means a loop: every sample has the coordinates of a call, and with one seed its mask."""
+    calls = []
+    for index in range(info.batch_size):
+        sample = [
+            tensor if dim is None else tensor.select(dim, index)
+            for tensor, dim in zip(tensors, in_dims, strict=True)
+        ]
+        calls.append(call(*sample))
+    results = tuple(torch.stack(results) for results in zip(*calls, strict=True))
+    return results, (0,) * len(results)
 
+
+def _looped(op: Any) -> Any:
     def rule(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
-        dims = in_dims[: len(args)]
-        calls = []
-        for index in range(info.batch_size):
-            sample = [
-                arg if dim is None else arg.select(dim, index)
-                for arg, dim in zip(args, dims, strict=True)
-            ]
-            calls.append(op(*sample, **options))
-        results = tuple(torch.stack([call[i] for call in calls]) for i in range(num_results))
-        return results, (0,) * num_results
+        return loop_over_samples(partial(op, **options), info, in_dims[: len(args)], args)
 
     return rule
 
 
-torch.library.register_vmap("attndrop::forward", _looped(_ops.forward, 2), lib=definitions)
-torch.library.register_vmap("attndrop::backward", _looped(_ops.backward, 4), lib=definitions)
-torch.library.register_vmap("attndrop::keep_mask", _looped(_ops.keep_mask, 2), lib=definitions)
+torch.library.register_vmap("attndrop::forward", _looped(_ops.forward), lib=definitions)
+torch.library.register_vmap("attndrop::backward", _looped(_ops.backward), lib=definitions)
+torch.library.register_vmap("attndrop::keep_mask", _looped(_ops.keep_mask), lib=definitions)
 
 
 # ---- Autocast -------------------------------------------------------------------------------

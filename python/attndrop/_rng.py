@@ -39,7 +39,7 @@ def call_offset(step: int, layer: int, micro: int = 0) -> int:
     """
     given = {"step": step, "layer": layer, "micro": micro}
     limits = {"step": _OFFSET_STEP, "layer": _OFFSET_LAYER, "micro": _OFFSET_MICRO}
-    numbers = {}  # of Python, which no shift overflows
+    checked = {}  # integers of Python, which no shift overflows
     for name, value in given.items():
         try:
             number = operator.index(value)
@@ -47,8 +47,8 @@ def call_offset(step: int, layer: int, micro: int = 0) -> int:
             raise TypeError(f"{name} must be an integer, got {value!r}") from None
         if not 0 <= number < limits[name]:
             raise ValueError(f"{name} must be in 0 .. {limits[name] - 1}, got {number}")
-        numbers[name] = number
-    return (numbers["step"] << 24) + (numbers["micro"] << 12) + numbers["layer"]
+        checked[name] = number
+    return (checked["step"] << 24) + (checked["micro"] << 12) + checked["layer"]
 
 
 def _signed(name: str, value: Any) -> int:

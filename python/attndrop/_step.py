@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -189,16 +188,7 @@ def set_step(
     except RuntimeError as error:
         raise_translated(error)
     layers = number_layers(modules)
-    step, micro = _whole("step", step), _whole("micro", micro)
     offsets = [call_offset(step, layer, micro) for layer in layers]
     for module, layer, offset in zip(modules, layers, offsets, strict=True):
         module.layer = layer
         module._set_call(offset, named)
-
-
-def _whole(name: str, number: int) -> int:
-    """Integers of other libraries may be of few bits, which shifts would leave."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {number!r}") from None

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._errors import Refusal
-from ._op import backward_grads, second_backward_grads
+from ._op import backward_grads, loop_over_samples, second_backward_grads
 
 _ops = torch.ops.attndrop
 
@@ -28,19 +29,6 @@ def refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
         "attention has no forward-mode derivatives (torch.func.jvp, jacfwd, hessian); use grad, "
         "vjp or jacrev, and jacrev(jacrev(f)) for second derivatives",
     )
-
-
-def _loop(function: Any, info: Any, in_dims: Any, opaque: Opaque, tensors: Any) -> Any:
-    """vmap means a loop: every sample has the coordinates of a call, and with one seed its mask."""
-    calls = []
-    for index in range(info.batch_size):
-        sample = [
-            tensor if dim is None else tensor.select(dim, index)
-            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
-        ]
-        calls.append(function.apply(opaque, *sample))
-    results = tuple(torch.stack(results) for results in zip(*calls, strict=True))
-    return results, (0,) * len(results)
 
 
 class Forward(torch.autograd.Function):
@@ -66,7 +54,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
-        return _loop(Forward, info, in_dims, opaque, tensors)
+        return loop_over_samples(partial(Forward.apply, opaque), info, in_dims[1:], tensors)
 
     jvp = staticmethod(refuse_forward_mode)
 
@@ -92,7 +80,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, opaque: Opaque, *tensors: Any) -> Any:
-        return _loop(Backward, info, in_dims, opaque, tensors)
+        return loop_over_samples(partial(Backward.apply, opaque), info, in_dims[1:], tensors)
 
     jvp = staticmethod(refuse_forward_mode)
 

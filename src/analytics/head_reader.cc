@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/element.h"
+#include "core/head_rows.h"
 #include "core/text.h"
 
 namespace attndrop {
@@ -27,8 +28,8 @@ std::size_t Index(std::int64_t i) noexcept { return static_cast<std::size_t>(i);
 
 std::int64_t ArrayOffset(const Problem& problem, const Strided<const void>& array,
                          const LocalIndex& at, std::int64_t row) noexcept {
-  const std::int64_t batch = problem.is_ragged() ? 0 : at.batch * array.batch_stride;
-  return batch + at.head * array.head_stride + row * array.row_stride;
+  return ArrayBatch(problem, at.batch) * array.batch_stride + at.head * array.head_stride +
+         row * array.row_stride;
 }
 
 // The rows [first, first + count) of one head as doubles, (count, cols).

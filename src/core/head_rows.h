@@ -9,6 +9,12 @@
 
 namespace attndrop {
 
+// Where a sequence lies on the batch axis of the arrays: those of a ragged batch lie behind one
+// another in the rows of entry 0.
+[[nodiscard]] inline std::int64_t ArrayBatch(const Problem& problem, std::int64_t batch) noexcept {
+  return problem.is_ragged() ? 0 : batch;
+}
+
 // Rows [first_row, first_row + rows) of one head of an array.
 struct HeadRows {
   std::int64_t batch = 0;  // of the arrays

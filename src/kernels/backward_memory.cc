@@ -33,11 +33,10 @@ BackwardSizes FindSizes(const Problem& problem, const Tiling& tiling, const Back
   sizes.heads_in_flight = std::clamp<std::int64_t>(
       SaturatingProduct(shape.batch, shape.num_kv_heads), 1, std::max(num_workers, 1));
   if (work.grad_attn_mask && MaskGradient::SharesSums(problem)) sizes.heads_in_flight = 1;
-  const auto padding = static_cast<std::int64_t>(kDimPadding);
   sizes.head_dim = static_cast<std::size_t>(shape.head_dim);
   sizes.head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
-  sizes.padded_dim = static_cast<std::size_t>(RoundUp(shape.head_dim, padding));
-  sizes.padded_dim_v = static_cast<std::size_t>(RoundUp(shape.head_dim_v, padding));
+  sizes.padded_dim = PaddedDim(sizes.head_dim);
+  sizes.padded_dim_v = PaddedDim(sizes.head_dim_v);
   return sizes;
 }
 

@@ -7,6 +7,7 @@
 #include <new>
 #include <numbers>
 
+#include "core/head_rows.h"
 #include "kernels/finite.h"
 #include "kernels/lane_rows.h"
 #include "kernels/tile_words.h"

@@ -11,11 +11,6 @@
 
 namespace attndrop {
 
-// First index of an array for a sequence: the sequences of a ragged batch lie in one.
-[[nodiscard]] inline std::int64_t ArrayBatch(const Problem& problem, std::int64_t batch) noexcept {
-  return problem.is_ragged() ? 0 : batch;
-}
-
 // No number of rows [count][cols] is NaN or infinite.
 [[nodiscard]] bool RowsFinite(const TileRows& rows, std::size_t count, std::size_t cols) noexcept;
 

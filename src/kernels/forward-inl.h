@@ -187,11 +187,11 @@ HWY_INLINE void WeightsPanel(const WeightsArgs& args, std::size_t lane) {
       if constexpr (kForm.infinite) x = FiniteDifference(d, logits, largest[c]);
       VF weights = Exp2(d, x);
       if constexpr (kForm.part) {
-        weights = hn::IfThenElseZero(LaneMaskAt(d, masks.part + key, lane + offset), weights);
+        weights = hn::IfThenElseZero(LaneMask(d, masks.part[key], lane + offset), weights);
       }
       sums[c] = hn::Add(sums[c], weights);
       if constexpr (kForm.kept) {
-        weights = hn::IfThenElseZero(LaneMaskAt(d, masks.kept + key, lane + offset), weights);
+        weights = hn::IfThenElseZero(LaneMask(d, masks.kept[key], lane + offset), weights);
       }
       // A row that nothing keeps is written over by the next one, or is the last.
       hn::StoreU(weights, d, kept_row + offset);

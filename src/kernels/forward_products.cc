@@ -6,17 +6,10 @@
 #include <cstring>
 #include <numbers>
 
+#include "core/head_rows.h"
 #include "kernels/lane_rows.h"
 
 namespace attndrop {
-namespace {
-
-constexpr std::size_t PaddedDim(std::size_t head_dim) noexcept {
-  return (head_dim + kDimPadding - 1) / kDimPadding * kDimPadding;
-}
-
-}  // namespace
-
 TileInputs TileInputs::From(std::size_t skipped) const noexcept {
   return {.tile = {tile.begin + static_cast<std::int64_t>(skipped), tile.end},
           .keys = keys.From(skipped),
@@ -60,7 +53,7 @@ std::int64_t ForwardProducts::QueryFloats(std::int64_t head_dim) noexcept {
 
 RowReader ForwardProducts::Reader(const Strided<const void>& array, std::int64_t batch,
                                   std::int64_t head, std::int64_t first_row) const noexcept {
-  return {problem_.dtype(), array, problem_.is_ragged() ? 0 : batch, head, first_row};
+  return {problem_.dtype(), array, ArrayBatch(problem_, batch), head, first_row};
 }
 
 void ForwardProducts::LoadQuery(const QueryBlock& block, float* query) {

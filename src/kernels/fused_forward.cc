@@ -71,10 +71,6 @@ class ForwardWorker {
   }
 
  private:
-  [[nodiscard]] std::int64_t ArrayBatch(std::int64_t batch) const noexcept {
-    return problem_.is_ragged() ? 0 : batch;
-  }
-
   void Start(std::int64_t batch, std::int64_t head, std::int64_t index, BlockWork& work) {
     work.block = source_.Block(batch, head, index);
     const std::ptrdiff_t slot = &work - works_;
@@ -197,16 +193,17 @@ class ForwardWorker {
 
   void Write(const BlockWork& work) {
     const QueryBlock& block = work.block;
-    const RowWriter out(problem_.dtype(), buffers_.out, ArrayBatch(block.batch), block.head,
-                        block.sequence.first_row_q);
+    const RowWriter out(problem_.dtype(), buffers_.out, ArrayBatch(problem_, block.batch),
+                        block.head, block.sequence.first_row_q);
     WriteLanes(kernels_, {work.out, block.width, head_dim_v_}, block, out, rows_);
     WriteLogsumexp(work);
   }
 
   void WriteLogsumexp(const BlockWork& work) const {
     const QueryBlock& block = work.block;
-    const RowWriter logsumexp(DType::kFloat32, buffers_.logsumexp, ArrayBatch(block.batch),
-                              block.head, block.sequence.first_row_q);
+    const RowWriter logsumexp(DType::kFloat32, buffers_.logsumexp,
+                              ArrayBatch(problem_, block.batch), block.head,
+                              block.sequence.first_row_q);
     if (!logsumexp.wanted()) return;
     for (std::size_t lane = block.lane_begin; lane < block.lane_end; ++lane) {
       const double sum = static_cast<double>(work.sums[lane]);

@@ -192,6 +192,9 @@ struct AccumulateRowsArgs {
   float* out = nullptr;                   // [key][padded_dim]
 };
 inline constexpr std::size_t kDimPadding = 16;
+[[nodiscard]] constexpr std::size_t PaddedDim(std::size_t head_dim) noexcept {
+  return (head_dim + kDimPadding - 1) / kDimPadding * kDimPadding;
+}
 
 struct Kernels {
   Target target;

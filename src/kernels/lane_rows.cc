@@ -7,9 +7,6 @@ namespace attndrop {
 
 TileRows ReadLanes(const RowReader& reader, const QueryBlock& block, const LaneRange& lanes,
                    std::size_t cols, float* buffer) noexcept {
-  if (!block.is_ordered) {
-    return reader.Rows(block.local_query(lanes.begin), lanes.end - lanes.begin, cols, buffer);
-  }
   return ReadPaddedLanes(reader, block, lanes, cols, cols, buffer);
 }
 

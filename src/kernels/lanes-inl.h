@@ -50,18 +50,6 @@ HWY_INLINE MF LaneMask(DF d, std::uint64_t word, std::size_t first) {
 #endif
 }
 
-// The same straight from memory, where a load can take it to a mask register.
-HWY_INLINE MF LaneMaskAt(DF d, const std::uint64_t* word, std::size_t first) {
-#if HWY_TARGET <= HWY_AVX3
-  (void)d;
-  __mmask16 bits;
-  std::memcpy(&bits, reinterpret_cast<const std::uint8_t*>(word) + first / 8, sizeof bits);
-  return MF{bits};
-#else
-  return LaneMask(d, *word, first);
-#endif
-}
-
 // The inverse: bit i of the result is lane i.
 HWY_INLINE std::uint64_t LaneBits(DF d, MF mask) {
   std::uint8_t bits[8] = {};

@@ -185,12 +185,12 @@ void TileField::FillColumns(const QueryBlock& block, const KeyRange& keys,
   const auto skipped = static_cast<std::size_t>(first % 8);
   const auto count = static_cast<std::size_t>(keys.size());
   std::uint8_t octets[kTileKeys / 8 + 2];
-  const FieldPoint point = field_.PointOf(At(block, block.lane_begin, first));
+  const KeepWordsArgs field = FieldOf(block);
   kernels_.keep_row({.tables = &tables_,
                      .row = 0,
                      .column = static_cast<std::uint32_t>(first / 8 * 8),
-                     .h = point.h,
-                     .b = point.b,
+                     .h = field.h,
+                     .b = field.b,
                      .count = (skipped + count + 7) / 8,
                      .octets = octets});
   for (std::size_t i = 0; i < count; ++i) {

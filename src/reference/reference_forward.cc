@@ -24,7 +24,7 @@ class ForwardWorker {
   void Run(std::int64_t batch, std::int64_t kv_head) {
     const AttentionShape& shape = problem_.shape();
     const Sequence sequence = problem_.sequence(batch);
-    const std::int64_t array_batch = problem_.is_ragged() ? 0 : batch;
+    const std::int64_t array_batch = ArrayBatch(problem_, batch);
     const HeadRows keys{array_batch, kv_head, sequence.first_row_k, sequence.seqlen_k};
     LoadRows(problem_.dtype(), buffers_.key, keys, shape.head_dim, key_);
     LoadRows(problem_.dtype(), buffers_.value, keys, shape.head_dim_v, value_);
