@@ -109,6 +109,7 @@ def main(folder: Path) -> None:
         "sharded": sharded(),
     }
     torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()  # a rank that leaves first may take the other down while it still talks
     dist.destroy_process_group()
 
 
